@@ -1,0 +1,26 @@
+# Two commands on a fresh machine: `make quickstart` and `make test`. Each makes its own environment when there is none.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: quickstart test lint clean
+
+quickstart: $(STAMP)
+	$(BIN)/compress quickstart
+
+test: lint
+	$(BIN)/python -m pytest tests compress README.md
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(STAMP): setup.py
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

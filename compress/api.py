@@ -1,0 +1,154 @@
+"""prune, preview and load: one line per stage."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from . import search
+from .budget import Bounds, BudgetError, choose, smallest
+from .compensate import compensate_
+from .discover import find_groups
+from .files import whole_directory
+from .groups import Groups
+from .plan import Plan
+from .recipe import Recipe
+from .report import Report
+from .slicing import slice_
+
+RecipeLike = str | Path | Mapping[str, Any] | Recipe
+
+
+@dataclass
+class Pruned:
+    """A compact model, the plan that made it, and the report about it."""
+
+    model: nn.Module
+    plan: Plan
+    report: Report
+
+    def save(self, directory: str | Path) -> None:
+        """Write plan.json, model.safetensors and report.json; the directory appears whole or not at all.
+
+        Raises:
+            FileExistsError: the directory holds files of something else.
+        """
+        with whole_directory(Path(directory)) as folder:
+            self.plan.save(folder / "plan.json")
+            save_file(_stored(self.model), folder / "model.safetensors")
+            (folder / "report.json").write_text(self.report.to_json())
+
+
+def prune(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Pruned:
+    """Cut a copy of `model` as the recipe says; `model` itself is not changed.
+
+    Raises:
+        RecipeError: the recipe is wrong.
+        TraceError: the model does not run on the example inputs.
+        BudgetError: the budget is out of reach.
+    """
+    recipe = Recipe.load(recipe)
+    groups = find_groups(model, example_inputs, recipe.target)
+    importance = search.importance(recipe.search.method, model, groups, recipe.search.seed)
+    keep = choose(groups, importance, recipe.budget, recipe.target)
+    plan = Plan.build(model, groups, keep)
+    compact = copy.deepcopy(model)
+    if recipe.compensate:
+        compensate_(compact, groups, plan, [example_inputs])
+    slice_(compact, plan)
+    return Pruned(compact, plan, Report.of(groups, keep))
+
+
+def load(model: nn.Module, directory: str | Path) -> nn.Module:
+    """Cut a fresh dense model to the saved shape, in place, and give it the saved weights. Runs no code from disk.
+
+    Raises:
+        PlanError: the directory was saved from another model.
+        FileNotFoundError: nothing was saved there.
+    """
+    folder = Path(directory)
+    for name in ("plan.json", "model.safetensors"):
+        if not (folder / name).exists():
+            raise FileNotFoundError(f"{folder}: expected a directory written by save(); it has no {name}")
+    slice_(model, Plan.load(folder / "plan.json"))
+    state = model.state_dict()
+    stored = load_file(folder / "model.safetensors", device=str(next(iter(state.values())).device) if state else "cpu")
+    return _restore(model, stored)
+
+
+@dataclass
+class Preview:
+    """What a recipe would do to a model: nothing was trained, nothing was cut."""
+
+    groups: Groups
+    report: Report
+    reachable: bool
+    smallest: float
+    message: str
+
+    def to_json(self) -> str:
+        """The report, and whether the budget can be met."""
+        import json
+
+        verdict = {"reachable": self.reachable, "smallest": self.smallest, "message": self.message}
+        return json.dumps(verdict | json.loads(self.report.to_json()), indent=1)
+
+    def show(self) -> None:
+        console = Console()
+        console.print(self.report)
+        console.print(self.message, style="green" if self.reachable else "red")
+
+
+def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Preview:
+    """Groups, widths, costs, and whether the budget can be met, without training; widths are shown for equal scores.
+
+    Raises:
+        RecipeError: the recipe is wrong.
+        TraceError: the model does not run on the example inputs.
+    """
+    recipe = Recipe.load(recipe)
+    groups = find_groups(model, example_inputs, recipe.target)
+    least = smallest(groups, recipe.budget, recipe.target)
+    importance = {g.name: np.linspace(1, 0, g.width) for g in groups}
+    try:
+        keep = choose(groups, importance, recipe.budget, recipe.target)
+        message = (
+            f"budget.{recipe.budget.unit} {recipe.budget.left:.1%} can be met; the smallest reachable is {least:.2%}"
+        )
+        return Preview(groups, Report.of(groups, keep), True, least, message)
+    except BudgetError as error:
+        bounds = Bounds.of(groups, recipe.target)
+        keep = {name: np.arange(k) for name, k in zip(groups.cost.names, bounds.least, strict=True)}
+        return Preview(groups, Report.of(groups, keep), False, least, str(error))
+
+
+def _stored(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The state by name; tied tensors once, under their first name; memory formats are the loader's business."""
+    state: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) not in seen:
+            state[name] = tensor.detach().contiguous()
+        seen.add(id(tensor))
+    return state
+
+
+@torch.no_grad()
+def _restore(model: nn.Module, stored: dict[str, torch.Tensor]) -> nn.Module:
+    expected = {name for name in _stored(model)}
+    if expected != set(stored):
+        missing, extra = sorted(expected - set(stored)), sorted(set(stored) - expected)
+        raise ValueError(f"model.safetensors does not fit the model: missing {missing[:3]}, unexpected {extra[:3]}")
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in stored:
+            tensor.copy_(stored[name])
+    return model

@@ -1,0 +1,103 @@
+"""Parameters and multiply-adds for any kept widths, without running the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from torch import nn
+
+if TYPE_CHECKING:
+    from .groups import Group
+
+Int = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A sum of products: `factors[t]` times the sizes of the places `places[t]`, padded with the place of size one."""
+
+    factors: Int
+    places: Int
+
+    @classmethod
+    def build(cls, terms: Sequence[tuple[int, Sequence[int]]], one: int) -> Sum:
+        longest = max((len(places) for _, places in terms), default=0)
+        padded = [[*places, *[one] * (longest - len(places))] for _, places in terms]
+        return cls(
+            np.array([factor for factor, _ in terms], dtype=np.int64),
+            np.array(padded, dtype=np.int64).reshape(len(terms), longest),
+        )
+
+    def __call__(self, sizes: Int) -> Int:
+        return (sizes[..., self.places].prod(-1) * self.factors).sum(-1)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a choice of widths costs. `kept` is one width per group, in the order of `names`, or a stack of such rows."""
+
+    names: tuple[str, ...]
+    widths: Int
+    sizes: Int  # of each place in the dense network, and 1 at the end
+    share: Int  # (place, group): positions that one dimension of the group takes there
+    parameter_terms: Sum
+    mac_terms: Sum
+
+    @classmethod
+    def build(
+        cls,
+        model: nn.Module,
+        groups: Sequence[Group],
+        multiplicity: Mapping[str, Mapping[int, int]],
+        keys: Sequence[tuple[str, int] | None],
+        sizes: Sequence[int],
+        terms: Sequence[tuple[int, Sequence[int]]],
+    ) -> Cost:
+        share = np.zeros((len(sizes) + 1, len(groups)), dtype=np.int64)
+        for g, group in enumerate(groups):
+            for place, times in multiplicity[group.name].items():
+                share[place, g] = times
+        number = {key: i for i, key in enumerate(keys) if key is not None}
+        parameters = []
+        for name, parameter in model.named_parameters():
+            places = [number[name, d] for d in range(parameter.ndim) if (name, d) in number]
+            fixed = [size for d, size in enumerate(parameter.shape) if (name, d) not in number]
+            parameters.append((int(np.prod(fixed, dtype=np.int64)), places))
+        return cls(
+            tuple(g.name for g in groups),
+            np.array([g.width for g in groups], dtype=np.int64),
+            np.array([*sizes, 1], dtype=np.int64),
+            share,
+            Sum.build(parameters, len(sizes)),
+            Sum.build(terms, len(sizes)),
+        )
+
+    def at(self, kept: ArrayLike) -> Int:
+        """The size of every place."""
+        return self.sizes - (self.widths - np.asarray(kept, dtype=np.int64)) @ self.share.T
+
+    def params(self, kept: ArrayLike) -> Int:
+        return self.parameter_terms(self.at(kept))
+
+    def macs(self, kept: ArrayLike) -> Int:
+        return self.mac_terms(self.at(kept))
+
+    def dims(self, kept: ArrayLike) -> Int:
+        return np.asarray(kept, dtype=np.int64).sum(-1)
+
+    def without(self, names: Iterable[str]) -> Cost:
+        """The same network with these groups left whole."""
+        gone = set(names)
+        stay = [i for i, name in enumerate(self.names) if name not in gone]
+        return Cost(
+            tuple(self.names[i] for i in stay),
+            self.widths[stay],
+            self.sizes,
+            self.share[:, stay],
+            self.parameter_terms,
+            self.mac_terms,
+        )

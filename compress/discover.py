@@ -1,0 +1,118 @@
+"""find_groups: trace, assemble, select, prove."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .assemble import assemble
+from .groups import Group, Groups
+from .proof import prove
+from .recipe import Target
+from .tracing import TraceError, trace
+
+Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
+def find_groups(model: nn.Module, example_inputs: Any, target: Target | None = None) -> Groups:
+    """The groups of `model` that can be cut exactly, as `target` asks (default: channels and residual streams).
+
+    `example_inputs` is what the model is called with: a tensor, a tuple of arguments, a dict of named ones, or a list
+    that is itself the one argument. Costs are those of a single example.
+
+    Raises:
+        TraceError: the model does not run on the example inputs.
+        ValueError: a name in `target` matches nothing.
+    """
+    target = target or Target(residual=True)
+    args, kwargs = _single(as_call(example_inputs))
+    try:
+        found = trace(model, args, kwargs)
+    except TraceError:
+        args, kwargs = as_call(example_inputs)  # it may not run on a single example
+        found = trace(model, args, kwargs)
+    groups = assemble(model, found)
+    select(groups, model, target)
+    prove(model, groups)
+    return groups
+
+
+def as_call(example_inputs: Any) -> Inputs:
+    """
+    Raises:
+        TypeError: `example_inputs` is none of the forms that a model can be called with.
+    """
+    if isinstance(example_inputs, (Tensor, list)):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, tuple):
+        return example_inputs, {}
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    raise TypeError(
+        "example_inputs: expected a tensor, a tuple of arguments, a dict of named arguments or a list of images; "
+        f"got {type(example_inputs).__name__}"
+    )
+
+
+def _single(call: Inputs) -> Inputs:
+    """The first example of a batch, where it is plain which dimension is the batch."""
+    values = [*call[0], *call[1].values()]
+    tensors = [v for v in values if isinstance(v, Tensor)]
+    nested = any(
+        not isinstance(v, Tensor) and any(isinstance(t, Tensor) for t in pytree.tree_leaves(v)) for v in values
+    )
+    sizes = {t.shape[0] if t.ndim > 1 else None for t in tensors}
+    if nested or len(sizes) != 1 or None in sizes or sizes == {0}:
+        return call
+    with torch.no_grad():
+        first = lambda v: v[:1] if isinstance(v, Tensor) else v  # noqa: E731
+        return tuple(first(v) for v in call[0]), {k: first(v) for k, v in call[1].items()}
+
+
+def select(groups: Groups, model: nn.Module, target: Target) -> None:
+    """Leave only the groups that the target asks for.
+
+    Raises:
+        ValueError: a name in `include` or `exclude` matches no module and no group.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    names += [g.name for g in groups if g.name not in names]
+    include = _matching(target.include, names, "target.include")
+    exclude = _matching(target.exclude, names, "target.exclude")
+    for kind in ("channels", "residual", "attention"):
+        if not getattr(target, kind):
+            groups.refuse([g for g in groups if g.kind == kind], f"target.{kind} is off")
+    if target.include:
+        groups.refuse([g for g in groups if not _writes(g, include)], "not in target.include")
+    groups.refuse([g for g in groups if _writes(g, exclude)], "in target.exclude")
+    groups.refuse([g for g in groups if g.width == 1], "has one dimension only")
+
+
+def _writes(group: Group, modules: set[str]) -> bool:
+    """Whether a group is written in one of these modules or below one."""
+    paths = {group.name} | {slot.tensor.rpartition(".")[0] for slot in group.writers}
+    return any(path == m or path.startswith(f"{m}.") for path in paths for m in modules)
+
+
+def _matching(patterns: Sequence[str], names: Sequence[str], where: str) -> set[str]:
+    found: set[str] = set()
+    for pattern in patterns:
+        if pattern.startswith("re:"):
+            hits = {name for name in names if re.fullmatch(pattern[3:], name)}
+        else:
+            hits = {name for name in names if name == pattern}
+        if not hits:
+            near = difflib.get_close_matches(pattern.removeprefix("re:"), names, n=3, cutoff=0.3)
+            raise ValueError(
+                f"{where}: {pattern!r} matches no module of the model"
+                + (f"; the nearest names are {', '.join(near)}" if near else "")
+                + ". Give a module's full name, or re: and a regular expression for the whole name."
+            )
+        found |= hits
+    return found

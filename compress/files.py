@@ -1,0 +1,54 @@
+"""Files are written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write beside the target, then rename over it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """A fresh directory that takes the place of `path` when the block ends well.
+
+    Raises:
+        FileExistsError: `path` holds files that are not ours to replace.
+    """
+    if path.exists() and any(path.iterdir()) and not (path / "plan.json").exists():
+        raise FileExistsError(
+            f"{path}: expected an empty or missing directory, or one saved before; it holds other files"
+        )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        yield fresh
+        os.chmod(fresh, 0o755)
+        if path.exists():
+            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+            os.replace(path, old)
+            os.replace(fresh, path)
+            shutil.rmtree(old)
+        else:
+            os.replace(fresh, path)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise

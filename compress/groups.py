@@ -1,0 +1,93 @@
+"""Which dimensions live and die together, who writes and who reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .cost import Cost
+from .tracing import Part
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """Where a group lies in one dimension of one tensor: row u of `index` holds the positions of dimension u."""
+
+    tensor: str
+    dim: int
+    index: Index  # (width, positions per dimension)
+    reads: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Dimensions that are alike: they lie in the same tensors, each as often, and any of them can be dropped."""
+
+    name: str
+    kind: str
+    width: int
+    slots: tuple[Slot, ...]
+
+    @property
+    def readers(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.reads]
+
+    @property
+    def writers(self) -> list[Slot]:
+        return [slot for slot in self.slots if not slot.reads]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Dimensions that are left alone, and why."""
+
+    name: str
+    kind: str
+    width: int
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Attribute:
+    """A number that a module keeps about its own shape: `times * kept(place) / per`."""
+
+    module: str
+    name: str
+    place: int
+    times: int = 1
+    per: int = 1
+
+
+@dataclass
+class Groups:
+    """All groups of a model, what is left alone, and what any choice of widths costs."""
+
+    offered: list[Group]
+    refused: list[Refused]
+    cost: Cost
+    attributes: list[Attribute]
+    hints: list[Attribute] = field(default_factory=list)  # attributes that may have to follow, tried if the proof fails
+    parts: list[Part] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    norms: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.offered)
+
+    def __len__(self) -> int:
+        return len(self.offered)
+
+    def __getitem__(self, name: str) -> Group:
+        return next(g for g in self.offered if g.name == name)
+
+    def refuse(self, groups: Iterable[Group], reason: str) -> None:
+        """Take groups off the list."""
+        gone = {g.name for g in groups}
+        self.refused += [Refused(g.name, g.kind, g.width, reason) for g in self.offered if g.name in gone]
+        self.offered = [g for g in self.offered if g.name not in gone]
+        self.cost = self.cost.without(gone)

@@ -1,0 +1,223 @@
+"""Plan: what is kept, and what that means for every tensor and every attribute of the dense model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from .files import write_whole
+
+if TYPE_CHECKING:
+    from .groups import Groups, Index
+
+VERSION = 1
+
+
+class PlanError(ValueError):
+    """A plan that does not fit the model, or a file that is not a plan."""
+
+
+@dataclass
+class Plan:
+    """A self-contained description of a cut: applying it needs no tracing, no data and no example input."""
+
+    keep: dict[str, list[int]]  # group -> kept dimensions
+    widths: dict[str, int]  # group -> dense width
+    slices: dict[str, dict[int, Index]] = field(default_factory=dict)  # tensor -> dim -> kept positions
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensor -> dense shape
+    reads: dict[str, list[int]] = field(default_factory=dict)  # tensor -> dims along which it reads a group
+    attributes: dict[str, dict[str, int]] = field(default_factory=dict)  # module -> attribute -> value
+    biases: dict[str, int] = field(default_factory=dict)  # module -> size of the bias it gets (compensation)
+
+    @classmethod
+    def build(cls, model: nn.Module, groups: Groups, keep: Mapping[str, Any]) -> Plan:
+        """
+        Raises:
+            PlanError: a group is unknown, an index out of range, or nothing of a group is kept.
+        """
+        kept = _checked(groups, keep)
+        plan = cls({n: k.tolist() for n, k in kept.items()}, {g.name: g.width for g in groups})
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        masks: dict[tuple[str, int], np.ndarray] = {}
+        for group in groups:
+            dropped = np.setdiff1d(np.arange(group.width), kept[group.name])
+            if not dropped.size:
+                continue
+            for slot in group.slots:
+                shape = tuple(tensors[slot.tensor].shape)
+                mask = masks.setdefault((slot.tensor, slot.dim), np.ones(shape[slot.dim], dtype=bool))
+                mask[slot.index[dropped].ravel()] = False
+                plan.shapes[slot.tensor] = shape
+                if slot.reads and slot.dim not in plan.reads.setdefault(slot.tensor, []):
+                    plan.reads[slot.tensor].append(slot.dim)
+        plan.reads = {name: sorted(dims) for name, dims in plan.reads.items() if dims}
+        for (name, dim), mask in masks.items():
+            plan.slices.setdefault(name, {})[dim] = np.flatnonzero(mask)
+        sizes = groups.cost.at([len(kept[name]) for name in groups.cost.names])
+        for a in groups.attributes:
+            if sizes[a.place] != groups.cost.sizes[a.place]:
+                plan.attributes.setdefault(a.module, {})[a.name] = int(sizes[a.place]) * a.times // a.per
+        return plan
+
+    def apply_(self, model: nn.Module) -> nn.Module:
+        """Cut a fresh dense model; see `slice_`."""
+        from .slicing import slice_
+
+        return slice_(model, self)
+
+    @torch.no_grad()
+    def zero_(self, model: nn.Module) -> nn.Module:
+        """Zero the dropped dimensions where they are read: the function that slicing preserves.
+
+        Raises:
+            PlanError: the plan was made for another model.
+        """
+        tensors = self.check(model)
+        for name, dims in self.reads.items():
+            for dim in dims:
+                gone = np.setdiff1d(np.arange(self.shapes[name][dim]), self.slices[name][dim])
+                tensors[name].index_fill_(dim, torch.as_tensor(gone, device=tensors[name].device), 0)
+        return model
+
+    def check(self, model: nn.Module) -> dict[str, torch.Tensor]:
+        """The model's tensors by name, once every one that the plan names is there with the dense shape.
+
+        Raises:
+            PlanError: the plan was made for another model; all differences are named.
+        """
+        tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
+            model.named_buffers(remove_duplicate=False)
+        )
+        modules = dict(model.named_modules())
+        wrong = []
+        for name, shape in self.shapes.items():
+            if name not in tensors:
+                wrong.append(f"{name}: expected a tensor of shape {list(shape)}, the model has none of that name")
+            elif tuple(tensors[name].shape) != tuple(shape):
+                wrong.append(f"{name}: expected shape {list(shape)}, the model has {list(tensors[name].shape)}")
+        wrong += [
+            f"{name}: the model has no module of that name"
+            for name in [*self.attributes, *self.biases]
+            if name not in modules
+        ]
+        if any(".parametrizations." in name for name in tensors) and wrong:
+            wrong.append("the model has parametrizations: call compress.gates.fold_(model) first")
+        if wrong:
+            more = [f"... and {len(wrong) - 8} more"] if len(wrong) > 8 else []
+            raise PlanError(
+                "this plan was made for another model (apply it to the dense model it was made from):\n  "
+                + "\n  ".join(wrong[:8] + more)
+            )
+        return tensors
+
+    def then(self, second: Plan) -> Plan:
+        """One plan for the dense model that does this cut and then `second`, which was made on its result.
+
+        Raises:
+            PlanError: `second` was made for another model.
+        """
+        result = Plan(dict(self.keep), dict(self.widths))
+        for name, kept in second.keep.items():
+            mine = self.keep.get(name)
+            if mine is not None and len(mine) != second.widths[name]:
+                raise PlanError(
+                    f"group {name}: the second plan expects width {second.widths[name]}, the first leaves {len(mine)}"
+                )
+            result.keep[name] = [mine[i] for i in kept] if mine is not None else list(kept)
+            result.widths.setdefault(name, second.widths[name])
+        result.shapes = {**second.shapes, **self.shapes}
+        result.attributes = {
+            n: {**self.attributes.get(n, {}), **second.attributes.get(n, {})}
+            for n in {**self.attributes, **second.attributes}
+        }
+        result.biases = {**self.biases, **second.biases}
+        for name in {**self.slices, **second.slices}:
+            a, b = self.slices.get(name, {}), second.slices.get(name, {})
+            for dim, kept in a.items():
+                if name in second.shapes and second.shapes[name][dim] != len(kept):
+                    raise PlanError(
+                        f"{name}: the second plan expects {second.shapes[name][dim]} positions, the first leaves {len(kept)}"
+                    )
+            result.slices[name] = {**a, **{d: a[d][k] if d in a else k for d, k in b.items()}}
+        for name in {**self.reads, **second.reads}:
+            result.reads[name] = sorted({*self.reads.get(name, []), *second.reads.get(name, [])})
+        # A bias that the first cut created cannot be cut in a dense model that has none: its size says it all.
+        for module in self.biases:
+            for table in (result.slices, result.shapes, result.reads):
+                if f"{module}.bias" in table and f"{module}.bias" not in self.shapes:
+                    if table is result.slices:
+                        result.biases[module] = len(second.slices[f"{module}.bias"][0])
+                    table.pop(f"{module}.bias", None)  # type: ignore[attr-defined]
+        return result
+
+    def save(self, path: str | Path) -> None:
+        """Write JSON, whole or not at all."""
+        write_whole(Path(path), json.dumps(self.to_dict(), indent=1).encode())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """
+        Raises:
+            PlanError: not a plan, or one of a newer version.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_text()))
+        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise PlanError(f"{path}: not a plan ({type(error).__name__}: {error})") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; arrays of positions that occur more than once are stored once."""
+        indices: dict[tuple[int, ...], int] = {}
+        slices = {
+            name: {str(d): indices.setdefault(tuple(k.tolist()), len(indices)) for d, k in sorted(dims.items())}
+            for name, dims in self.slices.items()
+        }
+        return {
+            "version": VERSION,
+            "keep": self.keep,
+            "widths": self.widths,
+            "attributes": self.attributes,
+            "biases": self.biases,
+            "reads": self.reads,
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "slices": slices,
+            "indices": [list(index) for index in indices],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        if data["version"] != VERSION:
+            raise PlanError(f"plan of version {data['version']}: this library reads version {VERSION}")
+        indices = [np.array(index, dtype=np.int64) for index in data["indices"]]
+        return cls(
+            keep={name: list(kept) for name, kept in data["keep"].items()},
+            widths=dict(data["widths"]),
+            slices={name: {int(d): indices[i] for d, i in dims.items()} for name, dims in data["slices"].items()},
+            shapes={name: tuple(shape) for name, shape in data["shapes"].items()},
+            reads={name: list(dims) for name, dims in data["reads"].items()},
+            attributes={name: dict(values) for name, values in data["attributes"].items()},
+            biases=dict(data["biases"]),
+        )
+
+
+def _checked(groups: Groups, keep: Mapping[str, Any]) -> dict[str, Index]:
+    """Kept dimensions of every group, sorted; a group that is not mentioned stays whole."""
+    known = {g.name: g for g in groups}
+    if unknown := [name for name in keep if name not in known]:
+        raise PlanError(f"no group named {unknown[0]!r}; the model has {', '.join(known) or 'none'}")
+    result = {}
+    for name, group in known.items():
+        kept = np.unique(np.asarray(keep.get(name, np.arange(group.width)), dtype=np.int64))
+        if not kept.size:
+            raise PlanError(f"group {name}: expected at least one of its {group.width} dimensions to be kept, got none")
+        if kept[0] < 0 or kept[-1] >= group.width:
+            raise PlanError(f"group {name}: expected indices in 0..{group.width - 1}, got {kept[0]}..{kept[-1]}")
+        result[name] = kept
+    return result

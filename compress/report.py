@@ -1,0 +1,130 @@
+"""Report: what a pruning did, as an object, a table and JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.console import Group as Stack
+from rich.table import Table
+from rich.text import Text
+
+from .groups import Groups
+
+
+@dataclass
+class Side:
+    """One network's numbers."""
+
+    params: int
+    macs: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    latency_ms: float | None = None
+
+
+@dataclass
+class Row:
+    """One group's line."""
+
+    name: str
+    kind: str
+    width: int
+    kept: int
+    params: int  # that one dimension of the dense group carries
+    macs: int
+
+
+@dataclass
+class Report:
+    """Dense against pruned, the groups that were cut, and what was left alone with the reason."""
+
+    dense: Side
+    pruned: Side
+    groups: list[Row]
+    refused: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, groups: Groups, keep: dict[str, Any]) -> Report:
+        cost = groups.cost
+        kept = [len(keep[name]) for name in cost.names]
+        return cls(
+            Side(int(cost.params(cost.widths)), int(cost.macs(cost.widths))),
+            Side(int(cost.params(kept)), int(cost.macs(kept))),
+            [
+                Row(g.name, g.kind, g.width, k, *per_dimension(groups, i))
+                for i, (g, k) in enumerate(zip(groups, kept, strict=True))
+            ],
+            [asdict(r) for r in groups.refused],
+            list(groups.notes),
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    def __rich__(self) -> Stack:
+        head = Table(title="dense and pruned", title_justify="left")
+        for column in ("", "dense", "pruned", "left"):
+            head.add_column(column, justify="left" if not column else "right")
+        for label, a, b in (
+            ("parameters", self.dense.params, self.pruned.params),
+            ("MACs", self.dense.macs, self.pruned.macs),
+        ):
+            head.add_row(label, amount(a), amount(b), f"{b / a:.1%}" if a else "-")
+        for metric, value in self.dense.metrics.items():
+            after = self.pruned.metrics.get(metric)
+            head.add_row(metric, f"{value:.4g}", "-" if after is None else f"{after:.4g}", "")
+        table = Table(title="groups", title_justify="left")
+        for column in ("group", "kind", "width", "kept", "", "params / dim", "MACs / dim"):
+            table.add_column(column, justify="left" if column in ("group", "kind", "") else "right", overflow="fold")
+        for row in self.groups:
+            table.add_row(
+                row.name,
+                row.kind,
+                str(row.width),
+                str(row.kept),
+                bar(row.kept / row.width),
+                amount(row.params),
+                amount(row.macs),
+            )
+        return Stack(
+            head, table, *refusals(self.refused), *[Text(f"note: {note}", style="yellow") for note in self.notes]
+        )
+
+    def show(self) -> None:
+        Console().print(self)
+
+
+def per_dimension(groups: Groups, i: int) -> tuple[int, int]:
+    """Parameters and MACs that go with one dimension of the i-th group, all others left whole."""
+    cost = groups.cost
+    one = cost.widths.copy()
+    one[i] -= 1
+    return int(cost.params(cost.widths) - cost.params(one)), int(cost.macs(cost.widths) - cost.macs(one))
+
+
+def refusals(refused: list[dict[str, Any]]) -> list[Any]:
+    """The groups that are left alone, those with one reason together."""
+    if not refused:
+        return []
+    table = Table(title="left alone", title_justify="left")
+    for column in ("group", "width", "reason"):
+        table.add_column(column, justify="right" if column == "width" else "left", overflow="fold")
+    for r in refused:
+        table.add_row(r["name"], str(r["width"]), r["reason"])
+    return [table]
+
+
+def amount(number: float) -> str:
+    """1234567 as 1.23M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}" if number < 1000 * size else f"{number / size:.0f}{unit}"
+    return f"{number:g}"
+
+
+def bar(fraction: float, length: int = 12) -> str:
+    full = round(fraction * length)
+    return "█" * full + "░" * (length - full)

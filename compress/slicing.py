@@ -1,0 +1,73 @@
+"""slice_: the only code that changes a shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .plan import Plan, PlanError
+
+
+@torch.no_grad()
+def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+    """Cut what the plan drops out of every tensor, in place; gradients and optimiser state are cut along.
+
+    Dtype, device, memory format, `requires_grad` and ties between parameters are kept.
+
+    Raises:
+        PlanError: the plan was made for another model; nothing was changed.
+    """
+    tensors = plan.check(model)
+    if gated := [name for name in tensors if ".parametrizations." in name]:
+        raise PlanError(
+            f"{gated[0]}: the model carries parametrizations; call compress.gates.fold_(model) before slicing"
+        )
+    modules = dict(model.named_modules())
+    new: dict[int, Tensor] = {}
+    old: dict[int, Tensor] = {}  # keeps the ids above alive
+    for name, dims in plan.slices.items():
+        tensor = tensors[name]
+        small = _cut(tensor, dims)
+        if isinstance(tensor, nn.Parameter):
+            small = nn.Parameter(small, requires_grad=tensor.requires_grad)
+            if tensor.grad is not None:
+                small.grad = _cut(tensor.grad, dims)
+            if optimizer is not None:
+                _cut_state(optimizer, tensor, small, dims)
+        new[id(tensor)], old[id(tensor)] = small, tensor
+    for module in modules.values():
+        for table in (module._parameters, module._buffers):
+            for key, tensor in table.items():
+                if tensor is not None and id(tensor) in new:
+                    table[key] = new[id(tensor)]
+    for path, values in plan.attributes.items():
+        for attribute, value in values.items():
+            setattr(modules[path], attribute, value)
+    for path, size in plan.biases.items():
+        weight = modules[path].weight
+        assert isinstance(weight, Tensor)
+        modules[path].bias = nn.Parameter(weight.new_zeros(size), requires_grad=weight.requires_grad)
+    return model
+
+
+def _cut(tensor: Tensor, dims: dict[int, Any]) -> Tensor:
+    out = tensor.detach()
+    for dim, kept in dims.items():
+        out = out.index_select(dim, torch.as_tensor(kept, device=tensor.device))
+    for layout, rank in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
+        if tensor.ndim == rank and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout):
+            return out.contiguous(memory_format=layout)
+    return out.contiguous()
+
+
+def _cut_state(optimizer: torch.optim.Optimizer, old: Tensor, small: nn.Parameter, dims: dict[int, Any]) -> None:
+    for group in optimizer.param_groups:
+        group["params"] = [small if p is old else p for p in group["params"]]
+    state = optimizer.state.pop(old, None)
+    if state is not None:
+        optimizer.state[small] = {
+            key: _cut(value, dims) if isinstance(value, Tensor) and value.shape == old.shape else value
+            for key, value in state.items()
+        }

@@ -1,0 +1,143 @@
+"""How groups are found: what the model's operators do to the dimensions of its parameters."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from .atoms import Atoms
+from .export import Untraceable, first_names, walk
+
+
+class TraceError(ValueError):
+    """The model does not run on the example inputs."""
+
+
+@dataclass
+class Part:
+    """A module that was traced, with the inputs it was traced on: what a proof has to run."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    training: bool = False
+
+
+@dataclass
+class Trace:
+    atoms: Atoms
+    parts: list[Part] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Run in eval mode, or in training mode with layers (norms, dropout) in eval, and put every flag back.
+
+    Flags are set one by one: some libraries' `train()` does more than set them.
+    """
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        for module, _ in before:
+            module.training = training and any(True for _ in module.children())
+        yield
+    finally:
+        for module, flag in before:
+            module.training = flag
+
+
+def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
+    """Follow the model in eval mode; also in training mode where that uses parameters which eval mode does not."""
+    found = Trace(Atoms())
+    with mode(model, training=False):
+        try:
+            used = walk(found.atoms, model, args, kwargs)
+            found.parts.append(Part("", args, kwargs))
+        except Untraceable as error:
+            found.notes.append(f"the whole model cannot be traced: {error}")
+            _children(found, model, args, kwargs)
+            return found
+    first = first_names(model)
+    unused = {first[id(p)] for p in model.parameters()} - used
+    if unused:
+        with mode(model, training=True):
+            try:
+                unused -= walk(found.atoms, model, args, kwargs)
+                found.parts.append(Part("", args, kwargs, training=True))
+            except Untraceable as error:
+                found.notes.append(f"training mode cannot be traced: {error}")
+    if unused:
+        found.notes.append(f"{len(unused)} parameters are never used, {sorted(unused)[0]} among them")
+    return found
+
+
+def _children(found: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Trace the largest children that can be, on the inputs they get in one plain forward pass."""
+    calls: dict[str, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
+
+    def recorder(name: str) -> Any:
+        return lambda _, inputs, named: calls.setdefault(name, (inputs, named)) and None
+
+    entered: list[str] = []
+    hooks = [
+        module.register_forward_pre_hook(recorder(name), with_kwargs=True)
+        for name, module in model.named_modules()
+        if name
+    ]
+    hooks += [m.register_forward_pre_hook(lambda _, __, n=n: entered.append(n)) for n, m in model.named_modules()]  # type: ignore[misc]
+    hooks += [m.register_forward_hook(lambda *_: entered.remove(entered[-1])) for m in model.modules()]
+    try:
+        with torch.no_grad():
+            model(*args, **kwargs)
+    except Exception as error:
+        where = entered[-1] if entered and entered[-1] else "the model"
+        raise TraceError(
+            f"example_inputs: the model does not run on {_describe((args, kwargs))}: it stops in {where} with "
+            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}. Pass what the model is called with: "
+            "a tensor, a tuple of arguments or a dict of named ones, with a leading batch dimension."
+        ) from error
+    finally:
+        for hook in hooks:
+            hook.remove()
+    stack = [(name, child) for name, child in reversed(list(model.named_children()))]
+    while stack:
+        name, child = stack.pop()
+        if next(child.parameters(), None) is None:
+            continue
+        error: Untraceable | None = None
+        if name in calls and any(True for _ in child.children()):
+            try:
+                walk(found.atoms, child, *calls[name], prefix=f"{name}.")
+                found.parts.append(Part(name, *calls[name]))
+                continue
+            except Untraceable as caught:
+                error = caught
+        if error is not None:
+            found.notes.append(f"{name} ({type(child).__name__}) cannot be traced: {error}")
+        stack += [(f"{name}.{n}", c) for n, c in reversed(list(child.named_children()))]
+    _freeze_shared(found, model)
+
+
+def _describe(inputs: Any) -> str:
+    """Shapes instead of tensors."""
+    args, kwargs = pytree.tree_map(lambda t: f"{t.dtype}{list(t.shape)}" if isinstance(t, torch.Tensor) else t, inputs)
+    return ", ".join([*map(str, args), *[f"{k}={v}" for k, v in kwargs.items()]]) or "no arguments"
+
+
+def _freeze_shared(found: Trace, model: nn.Module) -> None:
+    """A tensor that two parts share, under whatever names, is left as it is."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        names.setdefault(id(tensor), []).append(name)
+    for aliases in names.values():
+        owners = {next((p.name for p in found.parts if a.startswith(p.name + ".")), "") for a in aliases}
+        if len(owners) > 1:
+            for (tensor, _), labels in list(found.atoms.places.items()):
+                if tensor in aliases:
+                    found.atoms.freeze(labels, "is shared between modules that are traced apart")

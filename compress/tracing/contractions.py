@@ -1,0 +1,199 @@
+"""Operators that sum over a dimension: convolutions, linear layers and products of tensors.
+
+A contraction of an activation with a parameter *reads* the activation: the parameter's columns are where a score
+stands. A contraction of two activations has no such place, so what it sums over is frozen.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .atoms import Atoms, Labels, Term, Value
+from .operators import Call, barrier, merge, rule
+
+
+def read(atoms: Atoms, x: Labels | None, columns: Labels | None, weight: Value, norm: tuple[str, str] | None) -> None:
+    """`columns` of `weight` are summed against `x`."""
+    if x is None:
+        return atoms.freeze(columns, "reads a tensor of fixed size")
+    if columns is None:
+        return atoms.freeze(x, "is read by a weight of fixed size")
+    atoms.join(x, columns)
+    if not weight.weight:
+        return atoms.freeze(columns, "is read by a weight that is computed, not stored")
+    atoms.mark(columns, "read")
+    atoms.norms[weight.name] = None if weight.name in atoms.norms else norm
+
+
+def write(atoms: Atoms, rows: Labels | None, bias: Value | None) -> Labels | None:
+    """`rows` of a weight are the channels that come out, and `bias` belongs to them."""
+    atoms.mark(rows, "written")
+    if bias is not None:
+        merge(atoms, [Value((bias.shape[0],), [rows]), bias], bias.shape)
+    return rows
+
+
+def term(atoms: Atoms, *sizes: int | Labels | None, shape: tuple[int, ...] = ()) -> None:
+    """Count multiply-adds: the product of fixed sizes and of how many atoms are left along the others."""
+    fixed = math.prod(s for s in sizes if isinstance(s, int))
+    atoms.terms.append(Term(fixed, tuple(s for s in sizes if isinstance(s, np.ndarray))))
+
+
+def sized(value: Value, *dims: int) -> list[int | Labels]:
+    return [value.shape[d] if (labels := value.labels[d]) is None else labels for d in dims]
+
+
+@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
+def convolution(atoms: Atoms, call: Call) -> Value | list[Value]:
+    x, weight, bias, groups = call["input"], call["weight"], call["bias"], call["groups"] or 1
+    transposed = "transpose" in call.op or bool(call["transposed"])
+    if len(x.shape) != len(weight.shape):
+        return barrier(atoms, call, "is read by a convolution without a batch dimension")
+    for labels in weight.labels[2:]:
+        atoms.freeze(labels, "is a kernel dimension")
+    for labels in x.labels[2:]:
+        atoms.freeze(labels, "is convolved over")
+    spatial = x.shape[2:] if transposed else call.shape[2:]
+    rows, columns = (weight.labels[1], weight.labels[0]) if transposed else (weight.labels[0], weight.labels[1])
+    if groups > 1:
+        rows, columns = _grouped(atoms, x, weight, groups, transposed, call.shape[1])
+    else:
+        read(atoms, x.labels[1], columns, weight, x.norm)
+    term(atoms, *sized(x, 0), *sized(weight, 0, 1), *weight.shape[2:], *spatial)
+    out = write(atoms, rows, bias)
+    return Value(call.shape, [x.labels[0], out, *[None] * len(spatial)])
+
+
+def _grouped(
+    atoms: Atoms, x: Value, weight: Value, groups: int, transposed: bool, width: int
+) -> tuple[Labels | None, Labels | None]:
+    """Cut whole groups, or the same positions in every group: whichever leaves the finer choice."""
+    inside, outside = x.shape[1] // groups, width // groups
+    long, short = weight.labels[0], weight.labels[1]  # the dimension over all groups, the one within a group
+    whole = groups >= min(inside, outside) or x.labels[1] is None
+    if weight.name:
+        known = atoms.grouped.setdefault(weight.name, (groups, whole))
+        whole = known[1]
+    if long is None:
+        atoms.freeze(x.labels[1], "is read by a weight of fixed size")
+        atoms.freeze(short, "is read by a weight of fixed size")
+        return None, None
+    blocks = long.reshape(groups, -1)
+    if whole:  # unit = one group: its inputs, its outputs, its slab of the weight
+        unit = blocks[:, :1]
+        atoms.join(np.broadcast_to(unit, blocks.shape), blocks)
+        atoms.freeze(short, "is the fixed width of a group")
+        atoms.hint(groups, unit[:, 0])  # a functional convolution may keep its number of groups in an attribute
+        if x.labels[1] is None:
+            atoms.freeze(long, "reads a tensor of fixed size")
+        else:
+            inputs = x.labels[1].reshape(groups, inside)
+            atoms.join(np.broadcast_to(unit, inputs.shape), inputs)
+        if transposed:
+            return np.repeat(unit[:, 0], outside), None
+        return long, None
+    first = blocks[0]
+    atoms.join(np.broadcast_to(first, blocks.shape), blocks)
+    assert x.labels[1] is not None
+    if transposed:  # rows within a group are `short`, columns over all groups are `long`
+        read(atoms, x.labels[1], long, weight, x.norm)
+        return (None if short is None else np.tile(short, groups)), long
+    inputs = x.labels[1].reshape(groups, inside)
+    atoms.join(np.broadcast_to(inputs[0], inputs.shape), inputs)
+    read(atoms, inputs[0] if inside > 1 else None, short, weight, None)
+    if inside == 1:
+        atoms.freeze(x.labels[1], "is the only input of its group")
+    return long, short
+
+
+@rule("linear")
+def linear(atoms: Atoms, call: Call) -> Value | list[Value]:
+    x, weight, bias = call["input"], call["weight"], call["bias"]
+    if len(weight.shape) != 2:
+        return barrier(atoms, call)
+    read(atoms, x.labels[-1], weight.labels[1], weight, x.norm)
+    term(atoms, *sized(x, *range(len(x.shape) - 1)), *sized(weight, 0, 1))
+    rows = write(atoms, weight.labels[0], bias)
+    return Value(call.shape, [*x.labels[:-1], rows])
+
+
+@rule("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "dot")
+def matmul(atoms: Atoms, call: Call) -> Value | list[Value]:
+    a, b = (call["mat1"] or call["batch1"], call["mat2"] or call["batch2"]) if call.op in ("addmm", "baddbmm") else (
+        call["self"], call["mat2"] or call["other"] or call["vec"] or call["tensor"])  # fmt: skip
+    if len(a.shape) < 2 or len(b.shape) < 2:
+        return barrier(atoms, call)
+    _contract(atoms, a, a.labels[-1], b, b.labels[-2])
+    batch = merge(
+        atoms,
+        [Value(v.shape[:-2], list(v.labels[:-2])) for v in (a, b)],
+        call.shape[:-2],
+    )
+    term(atoms, *sized(batch, *range(len(batch.shape))), *sized(a, -2, -1), *sized(b, -1))
+    out = Value(call.shape, [*batch.labels, a.labels[-2], b.labels[-1]], constant=a.constant and b.constant)
+    if call.op in ("addmm", "baddbmm"):
+        return merge(atoms, [out, call["self"]], call.shape)
+    return out
+
+
+def _contract(atoms: Atoms, a: Value, left: Labels | None, b: Value, right: Labels | None) -> None:
+    """Sum `left` of `a` against `right` of `b`; only a parameter on one side makes this a reader."""
+    if b.weight != a.weight:
+        weight, columns, x, dim = (b, right, a, left) if b.weight else (a, left, b, right)
+        for labels in weight.labels:
+            if labels is not columns:
+                atoms.mark(labels, "written")
+        return read(atoms, dim, columns, weight, x.norm)
+    for labels in (left, right):
+        atoms.freeze(labels, "is summed over in a product of two activations")
+    if left is not None and right is not None:
+        atoms.join(left, right)
+    for value in (a, b):
+        for labels in value.labels:
+            atoms.mark(labels, "multiplied")
+
+
+@rule("scaled_dot_product_attention")
+def attention(atoms: Atoms, call: Call) -> Value:
+    q, k, v = call["query"], call["key"], call["value"]
+    _contract(atoms, q, q.labels[-1], k, k.labels[-1])
+    _contract(atoms, Value.fixed((1, 1)), None, v, v.labels[-2])
+    atoms.freeze(q.labels[-2], "is a sequence dimension")
+    atoms.freeze(k.labels[-2], "is a sequence dimension")
+    batch = merge(atoms, [Value(t.shape[:-2], list(t.labels[:-2])) for t in (q, k, v)], call.shape[:-2])
+    lead = sized(batch, *range(len(batch.shape)))
+    term(atoms, *lead, *sized(q, -2, -1), *sized(k, -2))
+    term(atoms, *lead, *sized(q, -2), *sized(v, -2, -1))
+    return Value(call.shape, [*batch.labels, None, v.labels[-1]])
+
+
+@rule("einsum")
+def einsum(atoms: Atoms, call: Call) -> Value | list[Value]:
+    equation, values = call["equation"].replace(" ", ""), call["tensors"]
+    if "." in equation or "->" not in equation or len(values) != 2:
+        return barrier(atoms, call, "is summed over by an einsum that is not a product of two tensors")
+    inputs, target = equation.split("->")
+    left, right = inputs.split(",")
+    a, b = values
+    where = [dict(zip(left, range(len(left)), strict=True)), dict(zip(right, range(len(right)), strict=True))]
+    labels: dict[str, Labels | None] = {}
+    for letter in dict.fromkeys(left + right):
+        sides = [v.labels[w[letter]] for v, w in zip(values, where, strict=True) if letter in w]
+        labels[letter] = sides[0]
+        if letter not in target:
+            if len(sides) == 1:
+                atoms.freeze(sides[0], "is summed over by einsum")
+            else:
+                _contract(atoms, a, sides[0], b, sides[1])
+        elif len(sides) == 2:
+            joined = merge(
+                atoms,
+                [Value((v.shape[w[letter]],), [v.labels[w[letter]]]) for v, w in zip(values, where, strict=True)],
+                (a.shape[where[0][letter]],),
+            )
+            labels[letter] = joined.labels[0]
+    sizes = {c: v.shape[d] for v, w in zip(values, where, strict=True) for c, d in w.items()}
+    term(atoms, *[sizes[c] if labels[c] is None else labels[c] for c in sizes])
+    return Value(call.shape, [labels[c] for c in target])

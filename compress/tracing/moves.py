@@ -1,0 +1,211 @@
+"""Operators that move positions about without computing with them: views, joins, splits, shuffles, paddings."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .atoms import Atoms, Labels, Value
+from .operators import Call, barrier, merge, rule, same
+from .shapes import reshape, spread
+
+
+@rule("pad", "constant_pad_nd")
+def pad(atoms: Atoms, call: Call) -> Value:
+    x, amounts = call["self"], list(call["pad"])
+    constant = call.op == "constant_pad_nd" or call["mode"] in (None, "constant")
+    labels = list(x.labels)
+    for i in range(0, len(amounts), 2):
+        d = len(x.shape) - 1 - i // 2
+        before, after = amounts[i], amounts[i + 1]
+        if labels[d] is None or (before == 0 and after == 0):
+            continue
+        if not constant or before < 0 or after < 0:
+            atoms.freeze(labels[d], "is padded with its own values")
+            labels[d] = None
+        else:
+            why = "is padded with zeros by the model's code, by a fixed amount"
+            labels[d] = np.concatenate([atoms.padding(before, why), labels[d], atoms.padding(after, why)])
+    return Value(call.shape, labels, constant=x.constant)
+
+
+@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "reshape_as", "view_as", "squeeze", "unsqueeze")
+def view(atoms: Atoms, call: Call) -> Value:
+    x = call["self"]
+    out = same(x)
+    out.shape, out.labels = call.shape, reshape(atoms, x.labels, x.shape, call.shape)
+    out.norm = None
+    return out
+
+
+@rule("permute", "transpose", "t", "swapaxes", "swapdims", "movedim", "numpy_T", "mT", "adjoint", "moveaxis")
+def permute(atoms: Atoms, call: Call) -> Value:
+    x, n = call["self"], len(call["self"].shape)
+    order = list(range(n))
+    if call.op == "permute":
+        order = [d % n for d in call["dims"]]
+    elif call.op in ("movedim", "moveaxis"):
+        as_list = lambda v: [v] if isinstance(v, int) else list(v)  # noqa: E731
+        source, target = as_list(call["source"]), as_list(call["destination"])
+        order = [d for d in order if d not in [s % n for s in source]]
+        for t, s in sorted(zip([t % n for t in target], [s % n for s in source], strict=True)):
+            order.insert(t, s)
+    elif call.op == "numpy_T":
+        order.reverse()
+    elif n > 1:
+        a, b = [call[k] for k in (("axis0", "axis1") if call.op == "swapaxes" else ("dim0", "dim1"))]
+        a, b = (-2, -1) if a is None else (a, b)
+        order[a], order[b] = order[b], order[a]
+    out = same(x)
+    out.shape, out.labels, out.norm = call.shape, [x.labels[d] for d in order], None
+    return out
+
+
+@rule("expand", "expand_as", "broadcast_to")
+def expand(atoms: Atoms, call: Call) -> Value:
+    x, new = call["self"], len(call.shape) - len(call["self"].shape)
+    return Value(call.shape, [None] * new + list(x.labels), x.weight, x.constant, x.name)
+
+
+@rule("repeat", "tile")
+def repeat(atoms: Atoms, call: Call) -> Value:
+    x, new = call["self"], len(call.shape) - len(call["self"].shape)
+    labels: list[Labels | None] = [None] * new + list(x.labels)
+    for d, old in enumerate(labels):
+        if old is not None and call.shape[d] != old.size:
+            labels[d] = np.tile(old, call.shape[d] // old.size)
+    return Value(call.shape, labels, constant=x.constant)
+
+
+@rule("cat", "concat", "concatenate")
+def cat(atoms: Atoms, call: Call) -> Value:
+    values = [v for v in call["tensors"] if math.prod(v.shape) or len(v.shape) == len(call.shape)]
+    d = (call["dim"] or 0) % len(call.shape)
+    shapes = [(*call.shape[:d], 1, *call.shape[d + 1 :])] * len(values)
+    rest = [
+        Value(s, [None if i == d else v.labels[i] for i in range(len(s))], constant=v.constant)
+        for s, v in zip(shapes, values, strict=True)
+    ]
+    out = merge(atoms, rest, shapes[0])
+    out.shape = call.shape
+    if any(v.labels[d] is not None for v in values):
+        why = "is a fixed part of a concatenation"
+        out.labels[d] = np.concatenate(
+            [v.labels[d] if v.labels[d] is not None else atoms.padding(v.shape[d], why) for v in values]
+        )
+    return out
+
+
+@rule("stack")
+def stack(atoms: Atoms, call: Call) -> Value:
+    values, d = call["tensors"], (call["dim"] or 0) % len(call.shape)
+    out = merge(atoms, values, values[0].shape)
+    out.labels.insert(d, None)
+    out.shape = call.shape
+    return out
+
+
+@rule("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk", "tensor_split")
+def split(atoms: Atoms, call: Call) -> list[Value]:
+    """Equal pieces are cut alike, so that the code which splits in equal pieces goes on doing so."""
+    x, d = call["self"], (call["dim"] or 0) % len(call["self"].shape)
+    sizes = [shape[d] for shape in call.shapes]
+    out = [Value(shape, list(x.labels), x.weight, x.constant, x.name) for shape in call.shapes]
+    labels = x.labels[d]
+    if labels is None or len(sizes) == 1:
+        return out
+    pieces = np.split(labels, np.cumsum(sizes)[:-1])
+    for value, piece in zip(out, pieces, strict=True):
+        value.labels[d] = piece
+    if len(set(sizes)) == 1:
+        for piece in pieces[1:]:
+            atoms.join(pieces[0], piece)
+        atoms.hint(sizes[0], pieces[0])
+        atoms.hint(labels.size, labels)
+    else:
+        atoms.freeze(labels, f"is split into unequal pieces {sizes} by the model's code")
+    return out
+
+
+@rule("slice", "narrow")
+def slice_range(atoms: Atoms, call: Call) -> Value:
+    x, d = call["self"], (call["dim"] or 0) % len(call["self"].shape)
+    out = same(x)
+    out.shape = call.shape
+    if call.shape[d] == x.shape[d] or x.labels[d] is None:
+        return out
+    atoms.freeze(x.labels[d], "is cut at a fixed position by the model's code")
+    out.labels[d] = None
+    return out
+
+
+@rule("select", "unbind")
+def pick(atoms: Atoms, call: Call) -> Value | list[Value]:
+    x, d = call["self"], (call["dim"] or 0) % len(call["self"].shape)
+    atoms.freeze(x.labels[d], f"is taken apart by `{call.op}`")
+    out = [Value(s, [v for i, v in enumerate(x.labels) if i != d], x.weight, x.constant, x.name) for s in call.shapes]
+    return out if call.op == "unbind" else out[0]
+
+
+@rule("glu")
+def glu(atoms: Atoms, call: Call) -> Value:
+    x, d = call["self"], call["dim"] % len(call["self"].shape)
+    labels = list(x.labels)
+    if (whole := labels[d]) is not None:
+        half = whole.size // 2
+        atoms.join(whole[:half], whole[half:])
+        labels[d] = whole[:half]
+    return Value(call.shape, labels)
+
+
+@rule("channel_shuffle")
+def channel_shuffle(atoms: Atoms, call: Call) -> Value:
+    x, groups = call["self"], call["groups"]
+    inner = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+    labels = reshape(atoms, x.labels, x.shape, inner)
+    labels[1], labels[2] = labels[2], labels[1]
+    return Value(x.shape, reshape(atoms, labels, (inner[0], inner[2], inner[1], *inner[3:]), x.shape))
+
+
+@rule("pixel_shuffle", "pixel_unshuffle")
+def pixel_shuffle(atoms: Atoms, call: Call) -> Value:
+    x = call["self"]
+    labels: list[Labels | None] = [None] * len(call.shape)
+    if (channels := x.labels[-3]) is not None:
+        few = min(x.shape[-3], call.shape[-3])
+        square = max(x.shape[-3], call.shape[-3]) // few
+        labels[-3] = spread(channels, square) if channels.size == few else gather(atoms, channels, square)
+    return Value(call.shape, labels)
+
+
+def gather(atoms: Atoms, labels: Labels, times: int) -> Labels:
+    """Join each run of `times` neighbours and name it by its first."""
+    runs = labels.reshape(-1, times)
+    atoms.join(np.broadcast_to(runs[:, :1], runs.shape), runs)
+    return runs[:, 0]
+
+
+@rule("im2col")
+def im2col(atoms: Atoms, call: Call) -> Value:
+    x = call["self"]
+    channels = None if x.labels[1] is None else spread(x.labels[1], math.prod(call["kernel_size"]))
+    return Value(call.shape, [x.labels[0], channels, None])
+
+
+@rule("embedding")
+def embedding(atoms: Atoms, call: Call) -> Value:
+    table = call["weight"]
+    atoms.freeze(table.labels[0], "is looked up by index")
+    atoms.mark(table.labels[1], "written")
+    return Value(call.shape, [None] * (len(call.shape) - 1) + [table.labels[1]])
+
+
+@rule("index_select", "gather", "index")
+def index(atoms: Atoms, call: Call) -> Value | list[Value]:
+    x = call["self"]
+    if call.op == "index_select":
+        d = call["dim"] % len(x.shape)
+        atoms.freeze(x.labels[d], "is picked by index")
+        return Value(call.shape, [None if i == d else v for i, v in enumerate(x.labels)], constant=x.constant)
+    return barrier(atoms, call, f"is picked by `{call.op}`")

@@ -1,0 +1,243 @@
+"""What each ATen operator does to the dimensions of its tensors. An operator without a rule is a barrier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .atoms import Atoms, Labels, Value
+
+
+@dataclass
+class Call:
+    """One operator of the graph: its arguments by name, with `Value`s for tensors, and the shapes it returns."""
+
+    op: str
+    args: dict[str, Any]
+    shapes: list[tuple[int, ...]]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.args.get(name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.shapes[0]
+
+    @property
+    def input(self) -> Value:
+        return next(v for v in self.args.values() if isinstance(v, Value))
+
+    def values(self) -> list[Value]:
+        found: list[Value] = []
+        for arg in self.args.values():
+            found += [v for v in (arg if isinstance(arg, (list, tuple)) else [arg]) if isinstance(v, Value)]
+        return found
+
+
+Rule = Callable[[Atoms, Call], "Value | list[Value]"]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def add(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return add
+
+
+def barrier(atoms: Atoms, call: Call, reason: str = "") -> list[Value]:
+    """Freeze all that goes in; what comes out has fixed dimensions."""
+    values = call.values()
+    for value in values:
+        for labels in value.labels:
+            atoms.freeze(labels, reason or f"passes through `{call.op}`, which is not known to act channel by channel")
+    constant = all(v.constant for v in values)
+    return [Value.fixed(shape, constant) for shape in call.shapes]
+
+
+def freeze_dims(atoms: Atoms, value: Value, dims: Sequence[int], reason: str) -> None:
+    for d in dims:
+        atoms.freeze(value.labels[d], reason)
+
+
+def merge(atoms: Atoms, values: Sequence[Value], shape: tuple[int, ...]) -> Value:
+    """Broadcast: positions that meet are joined; one that meets a fixed position is frozen."""
+    out: list[Labels | None] = [None] * len(shape)
+    for d in range(1, len(shape) + 1):
+        meeting = [v.labels[-d] for v in values if len(v.shape) >= d and v.shape[-d] == shape[-d] > 1]
+        known = [labels for labels in meeting if labels is not None]
+        for labels in known[1:]:
+            atoms.join(known[0], labels)
+        if known and len(known) < len(meeting):
+            atoms.freeze(known[0], "meets a tensor of fixed size")
+        out[-d] = known[0] if known else None
+    for value in values:
+        if value.weight and len(values) > 1:
+            for labels in value.labels:
+                atoms.mark(labels, "written")
+    return Value(shape, out, constant=all(v.constant for v in values))
+
+
+def same(value: Value) -> Value:
+    """The same numbers under another name: still a weight, still with a known mean."""
+    return Value(value.shape, list(value.labels), value.weight, value.constant, value.name, value.norm)
+
+
+@rule(
+    *[
+        "alias",
+        "clone",
+        "contiguous",
+        "detach",
+        "dropout",
+        "feature_dropout",
+        "alpha_dropout",
+        "to",
+        "_to_copy",
+        "lift_fresh",
+        "lift_fresh_copy",
+    ],
+    *["type_as", "float", "half", "double", "bfloat16", "positive", "cpu", "cuda", "identity", "view_of"],
+)
+def unchanged(atoms: Atoms, call: Call) -> Value:
+    return same(call.input)
+
+
+@rule("relu", "hardtanh")
+def rectify(atoms: Atoms, call: Call) -> Value:
+    value = call.input
+    out = Value(value.shape, list(value.labels), constant=value.constant)
+    if value.norm and not value.norm[1] and (call.op == "relu" or (call["min_val"] == 0 and call["max_val"] == 6)):
+        out.norm = (value.norm[0], "relu" if call.op == "relu" else "relu6")
+    return out
+
+
+ELEMENTWISE = (
+    "add sub rsub subtract mul multiply div divide true_divide floor_divide pow square sqrt rsqrt exp expm1 log log1p "
+    "abs neg sign sgn reciprocal sin cos tan tanh sigmoid hardsigmoid hardswish silu gelu elu selu celu relu6 "
+    "leaky_relu rrelu softplus softsign mish log_sigmoid hardshrink softshrink threshold clamp clamp_min clamp_max "
+    "clip maximum minimum where eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or "
+    "bitwise_not __and__ __or__ erf round floor ceil trunc fmod remainder addcmul addcdiv lerp masked_fill isnan "
+    "isinf isfinite nan_to_num zeros_like ones_like full_like empty_like rand_like randn_like bernoulli copy copysign "
+    "atan2 sinc special_expit fill zero logaddexp xlogy heaviside"
+)
+
+
+@rule(*ELEMENTWISE.split())
+def elementwise(atoms: Atoms, call: Call) -> Value:
+    values = call.values()
+    out = merge(atoms, values, call.shape)
+    if call.op == "add" and sum(not v.constant for v in values) > 1:
+        for labels in out.labels:
+            atoms.mark(labels, "added")
+    return out
+
+
+@rule("prelu")
+def prelu(atoms: Atoms, call: Call) -> Value:
+    x, slope = call["self"], call["weight"]
+    lifted = Value((slope.shape[0], *[1] * (len(x.shape) - 2)), [slope.labels[0], *[None] * (len(x.shape) - 2)])
+    return merge(atoms, [x, lifted], x.shape)
+
+
+@rule("batch_norm", "instance_norm", "native_batch_norm", "_native_batch_norm_legit_no_training")
+def norm_each_channel(atoms: Atoms, call: Call) -> Value | list[Value]:
+    x = call["input"]
+    training = call["training"] if call.op != "instance_norm" else call["use_input_stats"]
+    lifted = [x]
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        if isinstance(v := call[name], Value):
+            lifted.append(Value((v.shape[0], *[1] * (len(x.shape) - 2)), [v.labels[0], *[None] * (len(x.shape) - 2)]))
+    if training:  # statistics over everything but the channel
+        freeze_dims(atoms, x, [d for d in range(len(x.shape)) if d != 1], f"is averaged over by `{call.op}`")
+    out = merge(atoms, lifted, x.shape)
+    weight = call["weight"]
+    if isinstance(weight, Value) and weight.weight and call.op != "instance_norm" and not x.constant:
+        out.norm = (weight.name, "")
+    out.constant = x.constant
+    return out if len(call.shapes) == 1 else [out, *[Value.fixed(s) for s in call.shapes[1:]]]
+
+
+@rule("group_norm")
+def group_norm(atoms: Atoms, call: Call) -> Value:
+    x, groups = call["input"], call["num_groups"]
+    if groups != x.shape[1]:
+        atoms.freeze(x.labels[1], f"is mixed by a group norm ({x.shape[1] // groups} channels share statistics)")
+    affine = [
+        Value((v.shape[0], *[1] * (len(x.shape) - 2)), [v.labels[0], *[None] * (len(x.shape) - 2)])
+        for v in (call["weight"], call["bias"])
+        if isinstance(v, Value)
+    ]
+    return merge(atoms, [x, *affine], x.shape)
+
+
+@rule("layer_norm", "rms_norm")
+def layer_norm(atoms: Atoms, call: Call) -> Value:
+    x = call["input"]
+    over = range(len(x.shape) - len(call["normalized_shape"]), len(x.shape))
+    freeze_dims(atoms, x, over, f"is mixed by a {call.op.replace('_', ' ')}")
+    return merge(atoms, [x] + [v for v in (call["weight"], call["bias"]) if isinstance(v, Value)], x.shape)
+
+
+@rule("softmax", "_softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll", "normalize")
+def mix_along(atoms: Atoms, call: Call) -> Value:
+    x = call.input
+    dims = call["dim"] if call["dim"] is not None else call["dims"]
+    dims = range(len(x.shape)) if dims is None else [dims] if isinstance(dims, int) else dims
+    freeze_dims(atoms, x, dims, f"is mixed by `{call.op}`")
+    return Value(x.shape, list(x.labels), constant=x.constant)
+
+
+REDUCTIONS = (
+    "mean sum amax amin max min argmax argmin var std var_mean std_mean prod all any norm linalg_vector_norm "
+    "logsumexp median"
+)
+
+
+@rule(*REDUCTIONS.split())
+def reduce(atoms: Atoms, call: Call) -> Value | list[Value]:
+    values = call.values()
+    if len(values) > 1:  # max(a, b) of two tensors
+        return merge(atoms, values, call.shape)
+    x, dims = call.input, call["dim"]
+    if dims is None or dims == []:
+        dims = range(len(x.shape))
+    dims = {d % max(len(x.shape), 1) for d in ([dims] if isinstance(dims, int) else dims)}
+    freeze_dims(atoms, x, sorted(dims), f"is summed over by `{call.op}`")
+    out = [
+        Value(
+            shape,
+            [
+                None if d in dims else x.labels[d]
+                for d in range(len(x.shape))
+                if d not in dims or len(shape) == len(x.shape)
+            ],
+            constant=x.constant,
+        )
+        for shape in call.shapes
+    ]
+    return out[0] if len(out) == 1 else out
+
+
+POOLS = (
+    "max_pool avg_pool adaptive_avg_pool adaptive_max_pool lp_pool upsample_nearest upsample_nearest_exact "
+    "upsample_bilinear upsample_linear upsample_bicubic upsample_trilinear _upsample_bilinear_aa _upsample_bicubic_aa "
+    "_upsample_nearest_exact grid_sampler max_pool_with_indices"
+)
+
+
+def pool(atoms: Atoms, call: Call) -> Value | list[Value]:
+    """Pooling and resizing act on the last dimensions and leave the channels alone."""
+    x = call.input
+    spatial = int(next(c for c in call.op if c.isdigit()))
+    freeze_dims(atoms, x, range(len(x.shape) - spatial, len(x.shape)), f"is resized by `{call.op}`")
+    out = [Value(s, [*x.labels[:-spatial], *[None] * spatial], constant=x.constant) for s in call.shapes]
+    return out[0] if len(out) == 1 else out
+
+
+for _name in POOLS.split():
+    for _n in "123":
+        base, _, tail = _name.partition("_with")
+        RULES[f"{base}{_n}d" + (f"_with{tail}" if tail else "")] = pool

@@ -1,0 +1,45 @@
+"""Package metadata. `exporters/` and `recipes/` lie at the top of the tree and install as parts of `compress`."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ONNX = ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3", "onnxslim>=0.1.48"]
+MMDET = ["mmdet>=3.3", "mmengine>=0.10.7"]  # mmcv is the user's own: compiled, or the `mmdet-lite` extra's
+MMDET_LITE = [*MMDET, "mmcv-lite>=2.0.0rc4,<2.2"]
+DEV = ["hypothesis>=6.100", "mypy>=1.13", "pre-commit>=4", "pytest>=8", "ruff>=0.8", "types-PyYAML"]
+
+setup(
+    name="compress",
+    version="0.1.0",
+    description="Structured pruning of PyTorch vision networks that is exact: score, search, slice, distil, export",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10",
+    packages=[*find_packages(include=["compress", "compress.*"]), "compress.exporters", "compress.recipes"],
+    package_dir={"compress.exporters": "exporters", "compress.recipes": "recipes"},
+    package_data={"compress": ["py.typed"], "compress.recipes": ["*.yaml", "**/*.yaml"]},
+    install_requires=[
+        "numpy>=1.26",
+        "pydantic>=2.10",
+        "pyyaml>=6",
+        "rich>=13",
+        "safetensors>=0.4.5",
+        "timm>=1.0.15",
+        "torch>=2.9",
+        "torch-pruning>=1.6",
+        "torchvision>=0.24",
+        "typer>=0.15",
+    ],
+    extras_require={
+        "onnx": ONNX,
+        "mmdet": MMDET,
+        "mmdet-lite": MMDET_LITE,
+        "dev": DEV,
+        "all": [*ONNX, *MMDET, *DEV],
+    },
+    entry_points={"console_scripts": ["compress = compress.cli:app"]},
+    classifiers=["Typing :: Typed", "Operating System :: OS Independent"],
+)
