@@ -40,6 +40,6 @@ setup(
         "dev": DEV,
         "all": [*ONNX, *MMDET, *DEV],
     },
-    entry_points={"console_scripts": ["compress = compress.cli:app"]},
+    entry_points={"console_scripts": ["compress = compress.cli:main"]},
     classifiers=["Typing :: Typed", "Operating System :: OS Independent"],
 )

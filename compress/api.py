@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,13 +98,11 @@ class Preview:
 
     def to_json(self) -> str:
         """The report, and whether the budget can be met."""
-        import json
-
         verdict = {"reachable": self.reachable, "smallest": self.smallest, "message": self.message}
         return json.dumps(verdict | json.loads(self.report.to_json()), indent=1)
 
-    def show(self) -> None:
-        console = Console()
+    def show(self, console: Console | None = None) -> None:
+        console = console or Console()
         console.print(self.report)
         console.print(self.message, style="green" if self.reachable else "red")
 
@@ -144,7 +143,7 @@ def _stored(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def _restore(model: nn.Module, stored: dict[str, torch.Tensor]) -> nn.Module:
-    expected = {name for name in _stored(model)}
+    expected = set(_stored(model))
     if expected != set(stored):
         missing, extra = sorted(expected - set(stored)), sorted(set(stored) - expected)
         raise ValueError(f"model.safetensors does not fit the model: missing {missing[:3]}, unexpected {extra[:3]}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,8 @@ class Bounds:
     def up(self, kept: Int) -> Int:
         """The next allowed width above."""
         rounded = -(-np.maximum(kept, self.least) // self.round_to) * self.round_to
-        return np.minimum(rounded, self.full)
+        allowed: Int = np.minimum(rounded, self.full)
+        return allowed
 
 
 def smallest(groups: Groups, budget: Budget, target: Target) -> float:
@@ -87,28 +89,25 @@ def choose(
     return {name: np.sort(orders[i][: kept[i]]) for i, name in enumerate(cost.names)}
 
 
-def _fill(kept: Int, bounds: Bounds, measure: object, limit: float, ranking: Int) -> Int:
+def _fill(kept: Int, bounds: Bounds, measure: Callable[[Int], Any], limit: float, ranking: Int) -> Int:
     """Widen groups one after the other, best next dimension first, as far as the budget has room."""
-    assert callable(measure)
-    kept = kept.copy()
-    place = np.argsort(np.argsort(ranking, kind="stable"), kind="stable")  # rank of each dimension, group after group
+    ranks = np.argsort(ranking, kind="stable")  # rank of each dimension, group after group
     starts = np.concatenate([[0], np.cumsum(bounds.full)])
-    by_group = np.argsort(ranking, kind="stable")
-    assert len(place) == len(by_group)
-    following = [by_group[starts[g] + kept[g]] if kept[g] < bounds.full[g] else len(ranking) for g in range(len(kept))]
-    for g in np.argsort(following, kind="stable"):
+    open_groups = [g for g in range(len(kept)) if kept[g] < bounds.full[g]]
+    for g in sorted(open_groups, key=lambda g: int(ranks[starts[g] + kept[g]])):
         low, high = 0, int(-(-(bounds.full[g] - kept[g]) // bounds.round_to))
-
-        def wider(steps: int, g: int = int(g)) -> Int:
-            row = kept.copy()
-            row[g] = min(kept[g] + steps * bounds.round_to, bounds.full[g])
-            return row
-
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if int(measure(wider(middle))) <= limit else (low, middle - 1)
-        kept = wider(low)
+            room = int(measure(_widened(kept, g, middle, bounds))) <= limit
+            low, high = (middle, high) if room else (low, middle - 1)
+        kept = _widened(kept, g, low, bounds)
     return kept
+
+
+def _widened(kept: Int, g: int, steps: int, bounds: Bounds) -> Int:
+    wider = kept.copy()
+    wider[g] = min(kept[g] + steps * bounds.round_to, bounds.full[g])
+    return wider
 
 
 def _checked(name: str, width: int, importance: Mapping[str, NDArray[np.floating] | Tensor]) -> NDArray[np.float64]:

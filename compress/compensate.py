@@ -35,7 +35,7 @@ def compensate_(model: nn.Module, groups: Groups, plan: Plan, batches: Iterable[
         path, _, leaf = name.rpartition(".")
         if leaf == "weight" and dims == [1] and _supported(modules[path]):
             readers[path] = name
-    tensors = dict(model.named_parameters())
+    tensors: dict[str, Tensor] = dict(model.named_parameters())
     means = {p: m for p, n in readers.items() if (m := _closed_form(groups.norms.get(n), tensors)) is not None}
     means |= _measured(model, [p for p in readers if p not in means], batches)
     for path, mean in means.items():
@@ -81,7 +81,8 @@ def _rectified(shift: Tensor, scale: Tensor) -> Tensor:
     """E[max(0, shift + scale * z)], z normal."""
     z = shift / scale.clamp_min(1e-30)
     density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-    return shift * torch.special.ndtr(z) + scale * density
+    mean: Tensor = shift * torch.special.ndtr(z) + scale * density
+    return mean
 
 
 def _measured(model: nn.Module, paths: list[str], batches: Iterable[Any]) -> dict[str, Tensor]:

@@ -33,12 +33,13 @@ class Sum:
         )
 
     def __call__(self, sizes: Int) -> Int:
-        return (sizes[..., self.places].prod(-1) * self.factors).sum(-1)
+        total: Int = (sizes[..., self.places].prod(-1) * self.factors).sum(-1)
+        return total
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a choice of widths costs. `kept` is one width per group, in the order of `names`, or a stack of such rows."""
+    """What a choice of widths costs; `kept` has one width per group in the order of `names`, or is a stack of rows."""
 
     names: tuple[str, ...]
     widths: Int
@@ -78,7 +79,8 @@ class Cost:
 
     def at(self, kept: ArrayLike) -> Int:
         """The size of every place."""
-        return self.sizes - (self.widths - np.asarray(kept, dtype=np.int64)) @ self.share.T
+        sizes: Int = self.sizes - (self.widths - np.asarray(kept, dtype=np.int64)) @ self.share.T
+        return sizes
 
     def params(self, kept: ArrayLike) -> Int:
         return self.parameter_terms(self.at(kept))
@@ -87,7 +89,8 @@ class Cost:
         return self.mac_terms(self.at(kept))
 
     def dims(self, kept: ArrayLike) -> Int:
-        return np.asarray(kept, dtype=np.int64).sum(-1)
+        total: Int = np.asarray(kept, dtype=np.int64).sum(-1)
+        return total
 
     def without(self, names: Iterable[str]) -> Cost:
         """The same network with these groups left whole."""

@@ -71,8 +71,8 @@ def _single(call: Inputs) -> Inputs:
     if nested or len(sizes) != 1 or None in sizes or sizes == {0}:
         return call
     with torch.no_grad():
-        first = lambda v: v[:1] if isinstance(v, Tensor) else v  # noqa: E731
-        return tuple(first(v) for v in call[0]), {k: first(v) for k, v in call[1].items()}
+        first: Inputs = pytree.tree_map(lambda v: v[:1] if isinstance(v, Tensor) else v, call)
+        return first
 
 
 def select(groups: Groups, model: nn.Module, target: Target) -> None:

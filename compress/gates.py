@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -62,7 +63,7 @@ def attach_(model: nn.Module, groups: Iterable[Group]) -> dict[str, nn.Parameter
         tensor = tensors[path]
         index = torch.zeros(tensor.shape[dim], dtype=torch.long)
         start = 1
-        for name, positions in parts:
+        for _, positions in parts:
             width, times = positions.shape
             index[positions.reshape(-1)] = torch.arange(start, start + width).repeat_interleave(times)
             start += width
@@ -94,7 +95,8 @@ def fold_(model: nn.Module) -> nn.Module:
     for module in list(model.modules()):
         if not parametrize.is_parametrized(module):
             continue
-        for name, chain in list(module.parametrizations.items()):  # type: ignore[union-attr]
+        chains = cast(nn.ModuleDict, module.parametrizations)
+        for name, chain in [(n, cast(parametrize.ParametrizationList, c)) for n, c in chains.items()]:
             gate = next((p for p in chain if isinstance(p, Gate)), None)
             if gate is None:
                 continue

@@ -140,10 +140,11 @@ class Plan:
         result.biases = {**self.biases, **second.biases}
         for name in {**self.slices, **second.slices}:
             a, b = self.slices.get(name, {}), second.slices.get(name, {})
-            for dim, kept in a.items():
-                if name in second.shapes and second.shapes[name][dim] != len(kept):
+            for dim, left in a.items():
+                if name in second.shapes and second.shapes[name][dim] != len(left):
                     raise PlanError(
-                        f"{name}: the second plan expects {second.shapes[name][dim]} positions, the first leaves {len(kept)}"
+                        f"{name}: the second plan expects {second.shapes[name][dim]} positions along dimension {dim}, "
+                        f"the first leaves {len(left)}"
                     )
             result.slices[name] = {**a, **{d: a[d][k] if d in a else k for d, k in b.items()}}
         for name in {**self.reads, **second.reads}:
@@ -154,7 +155,7 @@ class Plan:
                 if f"{module}.bias" in table and f"{module}.bias" not in self.shapes:
                     if table is result.slices:
                         result.biases[module] = len(second.slices[f"{module}.bias"][0])
-                    table.pop(f"{module}.bias", None)  # type: ignore[attr-defined]
+                    table.pop(f"{module}.bias", None)
         return result
 
     def save(self, path: str | Path) -> None:

@@ -93,7 +93,10 @@ def _compare(
     for name, score in attach_(zeroed, groups).items():
         dropped = np.setdiff1d(np.arange(len(score)), keep[name])
         score.data[torch.as_tensor(dropped, device=score.device)] = 0
-    expected = _run(zeroed, part, dtype)
+    try:
+        expected = _run(zeroed, part, dtype)
+    except Exception as error:
+        return _Stuck(f"the model does not run with gates: {type(error).__name__}: {str(error)[:160]}", "")
     del zeroed
     sliced = _shell(model, dtype)
     entered: list[str] = []
@@ -102,7 +105,7 @@ def _compare(
         entered.pop()
 
     for name, module in slice_(sliced, plan).named_modules():
-        module.register_forward_pre_hook(lambda _, __, name=name: entered.append(name))  # type: ignore[misc]
+        module.register_forward_pre_hook(lambda _, __, name=name: entered.append(name))
         module.register_forward_hook(leave)
     try:
         got = _run(sliced, part, dtype)

@@ -77,8 +77,9 @@ class Report:
             after = self.pruned.metrics.get(metric)
             head.add_row(metric, f"{value:.4g}", "-" if after is None else f"{after:.4g}", "")
         table = Table(title="groups", title_justify="left")
-        for column in ("group", "kind", "width", "kept", "", "params / dim", "MACs / dim"):
-            table.add_column(column, justify="left" if column in ("group", "kind", "") else "right", overflow="fold")
+        for column in ("group", "kind", "width", "kept", "", "params/dim", "MACs/dim"):
+            left = column in ("group", "kind", "")
+            table.add_column(column, justify="left" if left else "right", no_wrap=column != "group", overflow="fold")
         for row in self.groups:
             table.add_row(
                 row.name,
@@ -106,7 +107,7 @@ def per_dimension(groups: Groups, i: int) -> tuple[int, int]:
 
 
 def refusals(refused: list[dict[str, Any]]) -> list[Any]:
-    """The groups that are left alone, those with one reason together."""
+    """The groups that are left alone, with the reason."""
     if not refused:
         return []
     table = Table(title="left alone", title_justify="left")
@@ -125,6 +126,6 @@ def amount(number: float) -> str:
     return f"{number:g}"
 
 
-def bar(fraction: float, length: int = 12) -> str:
+def bar(fraction: float, length: int = 8) -> str:
     full = round(fraction * length)
     return "█" * full + "░" * (length - full)

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.flop_counter import FlopCounterMode
 
-from .atoms import Atoms
+from .atoms import Atoms, Term
+from .dependency import walk_dependency
 from .export import Untraceable, first_names, walk
 
 
@@ -60,7 +62,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             used = walk(found.atoms, model, args, kwargs)
             found.parts.append(Part("", args, kwargs))
         except Untraceable as error:
-            found.notes.append(f"the whole model cannot be traced: {error}")
+            found.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
             _children(found, model, args, kwargs)
             return found
     first = first_names(model)
@@ -77,23 +79,66 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return found
 
 
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+
+
 def _children(found: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Trace the largest children that can be, on the inputs they get in one plain forward pass."""
-    calls: dict[str, tuple[tuple[Any, ...], Mapping[str, Any]]] = {}
+    """Trace the largest children that can be, on the inputs they get in one plain forward pass.
 
-    def recorder(name: str) -> Any:
-        return lambda _, inputs, named: calls.setdefault(name, (inputs, named)) and None
+    What such a child returns is visible to code that was not traced, and is left alone; so is what no child holds.
+    """
+    calls, macs = _record(model, args, kwargs)
+    stack = [(name, child) for name, child in reversed(list(model.named_children()))]
+    stuck: list[str] = [""]
+    while stack:
+        name, child = stack.pop()
+        if name in calls and next(child.parameters(), None) is not None and any(True for _ in child.children()):
+            try:
+                for call in calls[name]:
+                    walk(found.atoms, child, *call, prefix=f"{name}.")
+                    found.parts.append(Part(name, *call))
+                continue
+            except Untraceable as error:
+                stuck.append(name)
+                found.notes.append(f"{name} ({type(child).__name__}) cannot be traced: {error}")
+        stack += [(f"{name}.{n}", c) for n, c in reversed(list(child.named_children()))]
+    calls[""] = [(args, kwargs)]
+    for name in [n for n in stuck if not any(_below(p, n) for p in [*(p.name for p in found.parts), *stuck] if p != n)]:
+        label = name or "the model"
+        try:
+            for call in calls[name]:
+                walk_dependency(found.atoms, model.get_submodule(name), *call, prefix=f"{name}." if name else "")
+                found.parts.append(Part(name, *call))
+            found.notes.append(f"{label} was traced by torch-pruning, which sees only the path that the inputs take")
+        except Untraceable as error:
+            found.notes.append(f"{label} is left uncut, torch-pruning cannot trace it either: {error}")
+    _freeze_shared(found, model)
+    found.atoms.terms.append(Term(max(0, macs - sum(t.macs for t in found.atoms.terms)), ()))
 
+
+def _below(name: str, other: str) -> bool:
+    return not other or name.startswith(f"{other}.")
+
+
+def _record(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, list[Call]], int]:
+    """The calls of every submodule in one forward pass, and the pass's multiply-adds."""
+    calls: dict[str, list[Call]] = {}
     entered: list[str] = []
-    hooks = [
-        module.register_forward_pre_hook(recorder(name), with_kwargs=True)
-        for name, module in model.named_modules()
-        if name
-    ]
-    hooks += [m.register_forward_pre_hook(lambda _, __, n=n: entered.append(n)) for n, m in model.named_modules()]  # type: ignore[misc]
-    hooks += [m.register_forward_hook(lambda *_: entered.remove(entered[-1])) for m in model.modules()]
+
+    def enter(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            entered.append(name)
+            calls.setdefault(name, []).append((inputs, named))
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        entered.pop()
+
+    hooks = [m.register_forward_pre_hook(enter(n), with_kwargs=True) for n, m in model.named_modules()]
+    hooks += [m.register_forward_hook(leave) for m in model.modules()]
     try:
-        with torch.no_grad():
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(*args, **kwargs)
     except Exception as error:
         where = entered[-1] if entered and entered[-1] else "the model"
@@ -105,23 +150,7 @@ def _children(found: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: Map
     finally:
         for hook in hooks:
             hook.remove()
-    stack = [(name, child) for name, child in reversed(list(model.named_children()))]
-    while stack:
-        name, child = stack.pop()
-        if next(child.parameters(), None) is None:
-            continue
-        error: Untraceable | None = None
-        if name in calls and any(True for _ in child.children()):
-            try:
-                walk(found.atoms, child, *calls[name], prefix=f"{name}.")
-                found.parts.append(Part(name, *calls[name]))
-                continue
-            except Untraceable as caught:
-                error = caught
-        if error is not None:
-            found.notes.append(f"{name} ({type(child).__name__}) cannot be traced: {error}")
-        stack += [(f"{name}.{n}", c) for n, c in reversed(list(child.named_children()))]
-    _freeze_shared(found, model)
+    return calls, counter.get_total_flops() // 2
 
 
 def _describe(inputs: Any) -> str:
@@ -136,8 +165,8 @@ def _freeze_shared(found: Trace, model: nn.Module) -> None:
     for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
         names.setdefault(id(tensor), []).append(name)
     for aliases in names.values():
-        owners = {next((p.name for p in found.parts if a.startswith(p.name + ".")), "") for a in aliases}
+        owners = {next((p.name for p in found.parts if _below(a, p.name)), "") for a in aliases}
         if len(owners) > 1:
-            for (tensor, _), labels in list(found.atoms.places.items()):
-                if tensor in aliases:
+            for (path, _), labels in list(found.atoms.places.items()):
+                if path in aliases:
                     found.atoms.freeze(labels, "is shared between modules that are traced apart")

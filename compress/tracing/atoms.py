@@ -6,6 +6,7 @@ one atom per position. Operators join atoms, move them, read them or freeze them
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,6 +37,11 @@ class Term:
 
     factor: int
     dims: tuple[Labels, ...]
+
+    @property
+    def macs(self) -> int:
+        """At full width."""
+        return self.factor * math.prod(d.size for d in self.dims)
 
 
 @dataclass(frozen=True)

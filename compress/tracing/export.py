@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
 from . import contractions, moves  # noqa: F401  (they register their rules)
-from .atoms import Atoms, Value
+from .atoms import Atoms, Labels, Value
 from .operators import RULES, Call, barrier
 
 WRAPPERS = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1, "tag_activation_checkpoint": 0}
@@ -48,8 +48,9 @@ def export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
         with quiet(), torch.no_grad():
             return torch.export.export(model, args, dict(kwargs), strict=False)
     except Exception as error:  # torch.export raises anything at all on code it cannot follow
-        text = " ".join(str(error).split())[:200]
-        raise Untraceable(f"{type(error).__name__}: {text}") from error
+        text = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
+        branches = "DataDependent" in type(error).__name__
+        raise Untraceable(f"its code branches on the values of a tensor ({text})" if branches else text) from error
 
 
 def walk(
@@ -95,7 +96,7 @@ def first_names(model: nn.Module) -> dict[int, str]:
 
 def parameter(atoms: Atoms, name: str, tensor: Tensor, kernel: bool) -> Value:
     """The value of a parameter or buffer: an atom for each position of each dimension, the same at every use."""
-    labels = []
+    labels: list[Labels | None] = []
     for d, size in enumerate(tensor.shape):
         if size == 1 or (kernel and d > 1):
             labels.append(None)
@@ -125,9 +126,7 @@ def interpret(atoms: Atoms, graph_module: GraphModule, inputs: list[Value], pref
             attribute = getattr(graph_module, str(node.target), None)
             env[node] = attribute if isinstance(attribute, GraphModule) else _constant(attribute, True)
         elif node.op == "output":
-            found: list[Value] = []
-            torch.fx.node.map_arg(node.args, lambda n: found.extend(_values(env[n])))
-            return found
+            return [value for n in node.all_input_nodes for value in _values(env[n])]
         else:
             atoms.where = (prefix + _module_of(node)).rstrip(".")
             env[node] = _apply(atoms, node, env, prefix)
@@ -152,15 +151,17 @@ def _module_of(node: Node) -> str:
 
 def _apply(atoms: Atoms, node: Node, env: dict[Node, Any], prefix: str) -> Any:
     target: Any = node.target
+    args: Any
+    kwargs: Any
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
     if target is operator.getitem:
         return args[0][args[1]] if isinstance(args[0], list) else args[0]
     if (name := getattr(target, "__name__", str(target))) in WRAPPERS:
         inner = args[WRAPPERS[name]]
-        return interpret(atoms, inner, [a for a in args[WRAPPERS[name] + 1 :]], prefix)
+        return interpret(atoms, inner, list(args[WRAPPERS[name] + 1 :]), prefix)
     shapes = _shapes(node.meta.get("val"))
     if not isinstance(target, torch._ops.OpOverload):
-        call = Call(str(name), dict(enumerate(args)) | kwargs, shapes)  # type: ignore[arg-type]
+        call = Call(str(name), dict(enumerate(args)) | kwargs, shapes)
         return barrier(atoms, call) if shapes else None
     schema = target._schema
     bound = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -175,7 +176,10 @@ def _apply(atoms: Atoms, node: Node, env: dict[Node, Any], prefix: str) -> Any:
         return _result([Value.fixed(s, True) for s in shapes], node)
     if handler is None:
         return _result(barrier(atoms, call), node)
-    result = handler(atoms, call)
+    try:
+        result = handler(atoms, call)
+    except Exception as error:  # a form of the operator that its rule does not know: not understood is not cut
+        result = barrier(atoms, call, f"passes through `{op}` in a form that is not known ({type(error).__name__})")
     return _result(result if isinstance(result, list) else [result], node)
 
 

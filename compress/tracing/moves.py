@@ -46,8 +46,7 @@ def permute(atoms: Atoms, call: Call) -> Value:
     if call.op == "permute":
         order = [d % n for d in call["dims"]]
     elif call.op in ("movedim", "moveaxis"):
-        as_list = lambda v: [v] if isinstance(v, int) else list(v)  # noqa: E731
-        source, target = as_list(call["source"]), as_list(call["destination"])
+        source, target = ([v] if isinstance(v, int) else list(v) for v in (call["source"], call["destination"]))
         order = [d for d in order if d not in [s % n for s in source]]
         for t, s in sorted(zip([t % n for t in target], [s % n for s in source], strict=True)):
             order.insert(t, s)

@@ -68,8 +68,8 @@ def merge(atoms: Atoms, values: Sequence[Value], shape: tuple[int, ...]) -> Valu
     for d in range(1, len(shape) + 1):
         meeting = [v.labels[-d] for v in values if len(v.shape) >= d and v.shape[-d] == shape[-d] > 1]
         known = [labels for labels in meeting if labels is not None]
-        for labels in known[1:]:
-            atoms.join(known[0], labels)
+        for other in known[1:]:
+            atoms.join(known[0], other)
         if known and len(known) < len(meeting):
             atoms.freeze(known[0], "meets a tensor of fixed size")
         out[-d] = known[0] if known else None
