@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +14,10 @@ from torch.utils import _pytree as pytree
 from .gates import attach_
 from .groups import Group, Groups
 from .plan import Plan
+from .shell import shell
 from .slicing import slice_
 from .tracing import Part, mode
+from .tracing.tensors import tensors_in
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 
@@ -89,7 +90,7 @@ def _difference(model: nn.Module, groups: Groups, some: Sequence[Group]) -> str 
 def _compare(
     model: nn.Module, part: Part, groups: Groups, keep: dict[str, Any], plan: Plan, dtype: torch.dtype | None
 ) -> str | _Stuck | None:
-    zeroed = _shell(model, dtype)
+    zeroed = shell(model, _lively(dtype))
     for name, score in attach_(zeroed, groups).items():
         dropped = np.setdiff1d(np.arange(len(score)), keep[name])
         score.data[torch.as_tensor(dropped, device=score.device)] = 0
@@ -98,7 +99,7 @@ def _compare(
     except Exception as error:
         return _Stuck(f"the model does not run with gates: {type(error).__name__}: {str(error)[:160]}", "")
     del zeroed
-    sliced = _shell(model, dtype)
+    sliced = shell(model, _lively(dtype))
     entered: list[str] = []
 
     def leave(*_: Any) -> None:
@@ -133,21 +134,17 @@ def _compare(
     return None
 
 
-def _shell(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """The model's modules around its own tensors; constant vectors (fresh norms, layer scales) get random values,
-    since a factor of zero or one would hide an error behind it."""
+def _lively(dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
+    """Random values for constant vectors (fresh norms, layer scales): a factor of zero or one would hide an error."""
     generator = torch.Generator().manual_seed(0)
-    memo: dict[int, Any] = {}
-    for tensor in [*model.parameters(), *model.buffers()]:
-        value: Tensor = tensor.detach()
+
+    def change(value: Tensor) -> Tensor:
         small = value.is_floating_point() and 1 < value.numel() <= 2**17
         if small and bool((value == value.flatten()[0]).all()):
             value = (0.5 + torch.rand(value.shape, generator=generator)).to(value)
-        if dtype is not None and value.is_floating_point():
-            value = value.to(dtype)
-        same = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(value, requires_grad=tensor.requires_grad) if same else value
-    return copy.deepcopy(model, memo)
+        return value.to(dtype) if dtype is not None and value.is_floating_point() else value
+
+    return change
 
 
 def _run(model: nn.Module, part: Part, dtype: torch.dtype | None) -> list[Tensor]:
@@ -160,4 +157,4 @@ def _run(model: nn.Module, part: Part, dtype: torch.dtype | None) -> list[Tensor
     args, kwargs = pytree.tree_map(cast, (part.args, dict(part.kwargs)))
     with torch.no_grad(), mode(module, part.training), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return [t for t in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(t, Tensor)]
+        return tensors_in(module(*args, **kwargs))

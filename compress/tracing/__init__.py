@@ -12,9 +12,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import FlopCounterMode
 
+from ..shell import shell
 from .atoms import Atoms, Term
 from .dependency import walk_dependency
-from .export import Untraceable, first_names, walk
+from .follow import Untraceable, first_names, follow
 
 
 class TraceError(ValueError):
@@ -55,14 +56,20 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
-    """Follow the model in eval mode; also in training mode where that uses parameters which eval mode does not."""
+    """Follow the model in eval mode; also in training mode where that uses parameters which eval mode does not.
+
+    Raises:
+        TraceError: the model does not run on these inputs.
+    """
     found = Trace(Atoms())
+    model = shell(model)
     with mode(model, training=False):
         try:
-            used = walk(found.atoms, model, args, kwargs)
+            used = follow(found.atoms, model, args, kwargs)
             found.parts.append(Part("", args, kwargs))
         except Untraceable as error:
             found.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
+            found.atoms = Atoms()  # what was said before it stopped is not the whole
             _children(found, model, args, kwargs)
             return found
     first = first_names(model)
@@ -70,7 +77,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     if unused:
         with mode(model, training=True):
             try:
-                unused -= walk(found.atoms, model, args, kwargs)
+                unused -= follow(found.atoms, model, args, kwargs)
                 found.parts.append(Part("", args, kwargs, training=True))
             except Untraceable as error:
                 found.notes.append(f"training mode cannot be traced: {error}")
@@ -95,7 +102,7 @@ def _children(found: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: Map
         if name in calls and next(child.parameters(), None) is not None and any(True for _ in child.children()):
             try:
                 for call in calls[name]:
-                    walk(found.atoms, child, *call, prefix=f"{name}.")
+                    follow(found.atoms, child, *call, prefix=f"{name}.")
                     found.parts.append(Part(name, *call))
                 continue
             except Untraceable as error:

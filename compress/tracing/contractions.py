@@ -45,10 +45,10 @@ def sized(value: Value, *dims: int) -> list[int | Labels]:
     return [value.shape[d] if (labels := value.labels[d]) is None else labels for d in dims]
 
 
-@rule("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution")
+@rule("convolution", "_convolution")
 def convolution(atoms: Atoms, call: Call) -> Value | list[Value]:
     x, weight, bias, groups = call["input"], call["weight"], call["bias"], call["groups"] or 1
-    transposed = "transpose" in call.op or bool(call["transposed"])
+    transposed = bool(call["transposed"])
     if len(x.shape) != len(weight.shape):
         return barrier(atoms, call, "is read by a convolution without a batch dimension")
     for labels in weight.labels[2:]:
@@ -119,12 +119,17 @@ def linear(atoms: Atoms, call: Call) -> Value | list[Value]:
     return Value(call.shape, [*x.labels[:-1], rows])
 
 
-@rule("matmul", "mm", "bmm", "mv", "addmm", "baddbmm", "dot")
+FACTORS = {
+    "mm": ("self", "mat2"),
+    "bmm": ("self", "mat2"),
+    "addmm": ("mat1", "mat2"),
+    "baddbmm": ("batch1", "batch2"),
+}
+
+
+@rule(*FACTORS)
 def matmul(atoms: Atoms, call: Call) -> Value | list[Value]:
-    a, b = (call["mat1"] or call["batch1"], call["mat2"] or call["batch2"]) if call.op in ("addmm", "baddbmm") else (
-        call["self"], call["mat2"] or call["other"] or call["vec"] or call["tensor"])  # fmt: skip
-    if len(a.shape) < 2 or len(b.shape) < 2:
-        return barrier(atoms, call)
+    a, b = (call[name] for name in FACTORS[call.op])
     _contract(atoms, a, a.labels[-1], b, b.labels[-2])
     batch = merge(
         atoms,
@@ -155,7 +160,14 @@ def _contract(atoms: Atoms, a: Value, left: Labels | None, b: Value, right: Labe
             atoms.mark(labels, "multiplied")
 
 
-@rule("scaled_dot_product_attention")
+ATTENTIONS = (
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention "
+    "_scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention "
+    "_scaled_dot_product_fused_attention_overrideable"
+)
+
+
+@rule(*ATTENTIONS.split())
 def attention(atoms: Atoms, call: Call) -> Value:
     q, k, v = call["query"], call["key"], call["value"]
     _contract(atoms, q, q.labels[-1], k, k.labels[-1])
@@ -167,33 +179,3 @@ def attention(atoms: Atoms, call: Call) -> Value:
     term(atoms, *lead, *sized(q, -2, -1), *sized(k, -2))
     term(atoms, *lead, *sized(q, -2), *sized(v, -2, -1))
     return Value(call.shape, [*batch.labels, None, v.labels[-1]])
-
-
-@rule("einsum")
-def einsum(atoms: Atoms, call: Call) -> Value | list[Value]:
-    equation, values = call["equation"].replace(" ", ""), call["tensors"]
-    if "." in equation or "->" not in equation or len(values) != 2:
-        return barrier(atoms, call, "is summed over by an einsum that is not a product of two tensors")
-    inputs, target = equation.split("->")
-    left, right = inputs.split(",")
-    a, b = values
-    where = [dict(zip(left, range(len(left)), strict=True)), dict(zip(right, range(len(right)), strict=True))]
-    labels: dict[str, Labels | None] = {}
-    for letter in dict.fromkeys(left + right):
-        sides = [v.labels[w[letter]] for v, w in zip(values, where, strict=True) if letter in w]
-        labels[letter] = sides[0]
-        if letter not in target:
-            if len(sides) == 1:
-                atoms.freeze(sides[0], "is summed over by einsum")
-            else:
-                _contract(atoms, a, sides[0], b, sides[1])
-        elif len(sides) == 2:
-            joined = merge(
-                atoms,
-                [Value((v.shape[w[letter]],), [v.labels[w[letter]]]) for v, w in zip(values, where, strict=True)],
-                (a.shape[where[0][letter]],),
-            )
-            labels[letter] = joined.labels[0]
-    sizes = {c: v.shape[d] for v, w in zip(values, where, strict=True) for c, d in w.items()}
-    term(atoms, *[sizes[c] if labels[c] is None else labels[c] for c in sizes])
-    return Value(call.shape, [labels[c] for c in target])

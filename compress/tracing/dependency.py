@@ -8,6 +8,7 @@ the run did not touch is left alone, since another run might use them.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from .atoms import Atoms, Labels
 from .contractions import term
-from .export import Untraceable, first_names, parameter, quiet
+from .follow import Untraceable, first_names, parameter
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
 
@@ -40,7 +41,8 @@ def walk_dependency(
     try:
         for p in frozen:  # invisible to it otherwise
             p.requires_grad_(True)
-        with quiet(), torch.enable_grad():
+        with warnings.catch_warnings(), torch.enable_grad():
+            warnings.simplefilter("ignore")
             graph = torch_pruning.DependencyGraph()
             inputs: Any = dict(kwargs) if kwargs else args
             graph.build_dependency(model, example_inputs=inputs)

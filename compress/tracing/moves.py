@@ -11,18 +11,17 @@ from .operators import Call, barrier, merge, rule, same
 from .shapes import reshape, spread
 
 
-@rule("pad", "constant_pad_nd")
+@rule("constant_pad_nd")
 def pad(atoms: Atoms, call: Call) -> Value:
     x, amounts = call["self"], list(call["pad"])
-    constant = call.op == "constant_pad_nd" or call["mode"] in (None, "constant")
     labels = list(x.labels)
     for i in range(0, len(amounts), 2):
         d = len(x.shape) - 1 - i // 2
         before, after = amounts[i], amounts[i + 1]
         if labels[d] is None or (before == 0 and after == 0):
             continue
-        if not constant or before < 0 or after < 0:
-            atoms.freeze(labels[d], "is padded with its own values")
+        if before < 0 or after < 0:
+            atoms.freeze(labels[d], "is cropped by the model's code")
             labels[d] = None
         else:
             why = "is padded with zeros by the model's code, by a fixed amount"
@@ -30,7 +29,7 @@ def pad(atoms: Atoms, call: Call) -> Value:
     return Value(call.shape, labels, constant=x.constant)
 
 
-@rule("view", "reshape", "_unsafe_view", "flatten", "unflatten", "reshape_as", "view_as", "squeeze", "unsqueeze")
+@rule("view", "reshape", "_unsafe_view", "_reshape_alias", "_reshape_copy", "squeeze", "unsqueeze")
 def view(atoms: Atoms, call: Call) -> Value:
     x = call["self"]
     out = same(x)
@@ -39,35 +38,27 @@ def view(atoms: Atoms, call: Call) -> Value:
     return out
 
 
-@rule("permute", "transpose", "t", "swapaxes", "swapdims", "movedim", "numpy_T", "mT", "adjoint", "moveaxis")
+@rule("permute", "transpose", "t")
 def permute(atoms: Atoms, call: Call) -> Value:
     x, n = call["self"], len(call["self"].shape)
     order = list(range(n))
     if call.op == "permute":
         order = [d % n for d in call["dims"]]
-    elif call.op in ("movedim", "moveaxis"):
-        source, target = ([v] if isinstance(v, int) else list(v) for v in (call["source"], call["destination"]))
-        order = [d for d in order if d not in [s % n for s in source]]
-        for t, s in sorted(zip([t % n for t in target], [s % n for s in source], strict=True)):
-            order.insert(t, s)
-    elif call.op == "numpy_T":
-        order.reverse()
     elif n > 1:
-        a, b = [call[k] for k in (("axis0", "axis1") if call.op == "swapaxes" else ("dim0", "dim1"))]
-        a, b = (-2, -1) if a is None else (a, b)
+        a, b = (-2, -1) if call.op == "t" else (call["dim0"], call["dim1"])
         order[a], order[b] = order[b], order[a]
     out = same(x)
     out.shape, out.labels, out.norm = call.shape, [x.labels[d] for d in order], None
     return out
 
 
-@rule("expand", "expand_as", "broadcast_to")
+@rule("expand")
 def expand(atoms: Atoms, call: Call) -> Value:
     x, new = call["self"], len(call.shape) - len(call["self"].shape)
     return Value(call.shape, [None] * new + list(x.labels), x.weight, x.constant, x.name)
 
 
-@rule("repeat", "tile")
+@rule("repeat")
 def repeat(atoms: Atoms, call: Call) -> Value:
     x, new = call["self"], len(call.shape) - len(call["self"].shape)
     labels: list[Labels | None] = [None] * new + list(x.labels)
@@ -77,7 +68,7 @@ def repeat(atoms: Atoms, call: Call) -> Value:
     return Value(call.shape, labels, constant=x.constant)
 
 
-@rule("cat", "concat", "concatenate")
+@rule("cat")
 def cat(atoms: Atoms, call: Call) -> Value:
     values = [v for v in call["tensors"] if math.prod(v.shape) or len(v.shape) == len(call.shape)]
     d = (call["dim"] or 0) % len(call.shape)
@@ -105,7 +96,7 @@ def stack(atoms: Atoms, call: Call) -> Value:
     return out
 
 
-@rule("split", "split_with_sizes", "chunk", "unsafe_split", "unsafe_chunk", "tensor_split")
+@rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
 def split(atoms: Atoms, call: Call) -> list[Value]:
     """Equal pieces are cut alike, so that the code which splits in equal pieces goes on doing so."""
     x, d = call["self"], (call["dim"] or 0) % len(call["self"].shape)
@@ -127,7 +118,7 @@ def split(atoms: Atoms, call: Call) -> list[Value]:
     return out
 
 
-@rule("slice", "narrow")
+@rule("slice")
 def slice_range(atoms: Atoms, call: Call) -> Value:
     x, d = call["self"], (call["dim"] or 0) % len(call["self"].shape)
     out = same(x)
@@ -158,7 +149,7 @@ def glu(atoms: Atoms, call: Call) -> Value:
     return Value(call.shape, labels)
 
 
-@rule("channel_shuffle")
+@rule("channel_shuffle", "native_channel_shuffle")
 def channel_shuffle(atoms: Atoms, call: Call) -> Value:
     x, groups = call["self"], call["groups"]
     inner = (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])

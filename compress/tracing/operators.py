@@ -105,6 +105,12 @@ def unchanged(atoms: Atoms, call: Call) -> Value:
     return same(call.input)
 
 
+@rule("new_zeros", "new_ones", "new_full", "new_empty")
+def made(atoms: Atoms, call: Call) -> Value:
+    """A fresh tensor that takes only its type from another."""
+    return Value.fixed(call.shape, constant=True)
+
+
 @rule("relu", "hardtanh")
 def rectify(atoms: Atoms, call: Call) -> Value:
     value = call.input
@@ -115,13 +121,13 @@ def rectify(atoms: Atoms, call: Call) -> Value:
 
 
 ELEMENTWISE = (
-    "add sub rsub subtract mul multiply div divide true_divide floor_divide pow square sqrt rsqrt exp expm1 log log1p "
-    "abs neg sign sgn reciprocal sin cos tan tanh sigmoid hardsigmoid hardswish silu gelu elu selu celu relu6 "
-    "leaky_relu rrelu softplus softsign mish log_sigmoid hardshrink softshrink threshold clamp clamp_min clamp_max "
-    "clip maximum minimum where eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or "
-    "bitwise_not __and__ __or__ erf round floor ceil trunc fmod remainder addcmul addcdiv lerp masked_fill isnan "
-    "isinf isfinite nan_to_num zeros_like ones_like full_like empty_like rand_like randn_like bernoulli copy copysign "
-    "atan2 sinc special_expit fill zero logaddexp xlogy heaviside"
+    "_prelu_kernel native_dropout add sub rsub subtract mul multiply div divide true_divide floor_divide pow square "
+    "sqrt rsqrt exp expm1 log log1p abs neg sign sgn reciprocal sin cos tan tanh sigmoid hardsigmoid hardswish silu "
+    "gelu elu selu celu relu6 leaky_relu rrelu softplus softsign mish log_sigmoid hardshrink softshrink threshold "
+    "clamp clamp_min clamp_max clip maximum minimum where eq ne lt le gt ge logical_and logical_or logical_not "
+    "bitwise_and bitwise_or bitwise_not __and__ __or__ erf round floor ceil trunc fmod remainder addcmul addcdiv lerp "
+    "masked_fill isnan isinf isfinite nan_to_num zeros_like ones_like full_like empty_like rand_like randn_like "
+    "bernoulli copy copysign atan2 sinc special_expit fill zero logaddexp xlogy heaviside"
 )
 
 
@@ -135,53 +141,47 @@ def elementwise(atoms: Atoms, call: Call) -> Value:
     return out
 
 
-@rule("prelu")
-def prelu(atoms: Atoms, call: Call) -> Value:
-    x, slope = call["self"], call["weight"]
-    lifted = Value((slope.shape[0], *[1] * (len(x.shape) - 2)), [slope.labels[0], *[None] * (len(x.shape) - 2)])
-    return merge(atoms, [x, lifted], x.shape)
+BATCH_NORMS = (
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update "
+    "_batch_norm_no_update cudnn_batch_norm miopen_batch_norm"
+)
 
 
-@rule("batch_norm", "instance_norm", "native_batch_norm", "_native_batch_norm_legit_no_training")
-def norm_each_channel(atoms: Atoms, call: Call) -> Value | list[Value]:
-    x = call["input"]
-    training = call["training"] if call.op != "instance_norm" else call["use_input_stats"]
-    lifted = [x]
-    for name in ("weight", "bias", "running_mean", "running_var"):
-        if isinstance(v := call[name], Value):
-            lifted.append(Value((v.shape[0], *[1] * (len(x.shape) - 2)), [v.labels[0], *[None] * (len(x.shape) - 2)]))
-    if training:  # statistics over everything but the channel
-        freeze_dims(atoms, x, [d for d in range(len(x.shape)) if d != 1], f"is averaged over by `{call.op}`")
-    out = merge(atoms, lifted, x.shape)
-    weight = call["weight"]
-    if isinstance(weight, Value) and weight.weight and call.op != "instance_norm" and not x.constant:
+@rule(*BATCH_NORMS.split())
+def batch_norm(atoms: Atoms, call: Call) -> Value:
+    x, weight = call["input"], call["weight"]
+    if call["training"]:  # statistics over everything but the channel
+        freeze_dims(atoms, x, [d for d in range(len(x.shape)) if d != 1], "is averaged over by a batch norm")
+    affine = [call[name] for name in ("weight", "bias", "running_mean", "running_var")]
+    out = merge(atoms, [x, *_along_channels(affine, len(x.shape))], x.shape)
+    if isinstance(weight, Value) and weight.weight and not call["training"]:
         out.norm = (weight.name, "")
-    out.constant = x.constant
-    return out if len(call.shapes) == 1 else [out, *[Value.fixed(s) for s in call.shapes[1:]]]
+    return out
 
 
-@rule("group_norm")
+def _along_channels(vectors: Sequence[Value | None], rank: int) -> list[Value]:
+    """Vectors with one number per channel, shaped to broadcast against a tensor of this rank."""
+    rest = rank - 2
+    return [Value((v.shape[0], *[1] * rest), [v.labels[0], *[None] * rest], constant=True) for v in vectors if v]
+
+
+@rule("native_group_norm")
 def group_norm(atoms: Atoms, call: Call) -> Value:
-    x, groups = call["input"], call["num_groups"]
+    x, groups = call["input"], call["group"]
     if groups != x.shape[1]:
         atoms.freeze(x.labels[1], f"is mixed by a group norm ({x.shape[1] // groups} channels share statistics)")
-    affine = [
-        Value((v.shape[0], *[1] * (len(x.shape) - 2)), [v.labels[0], *[None] * (len(x.shape) - 2)])
-        for v in (call["weight"], call["bias"])
-        if isinstance(v, Value)
-    ]
-    return merge(atoms, [x, *affine], x.shape)
+    return merge(atoms, [x, *_along_channels([call["weight"], call["bias"]], len(x.shape))], x.shape)
 
 
-@rule("layer_norm", "rms_norm")
+@rule("native_layer_norm", "_fused_rms_norm")
 def layer_norm(atoms: Atoms, call: Call) -> Value:
     x = call["input"]
     over = range(len(x.shape) - len(call["normalized_shape"]), len(x.shape))
-    freeze_dims(atoms, x, over, f"is mixed by a {call.op.replace('_', ' ')}")
+    freeze_dims(atoms, x, over, "is mixed by a layer norm" if "layer" in call.op else "is mixed by an RMS norm")
     return merge(atoms, [x] + [v for v in (call["weight"], call["bias"]) if isinstance(v, Value)], x.shape)
 
 
-@rule("softmax", "_softmax", "log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll", "normalize")
+@rule("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll")
 def mix_along(atoms: Atoms, call: Call) -> Value:
     x = call.input
     dims = call["dim"] if call["dim"] is not None else call["dims"]
@@ -222,14 +222,14 @@ def reduce(atoms: Atoms, call: Call) -> Value | list[Value]:
 
 
 POOLS = (
-    "max_pool avg_pool adaptive_avg_pool adaptive_max_pool lp_pool upsample_nearest upsample_nearest_exact "
-    "upsample_bilinear upsample_linear upsample_bicubic upsample_trilinear _upsample_bilinear_aa _upsample_bicubic_aa "
-    "_upsample_nearest_exact grid_sampler max_pool_with_indices"
+    "max_pool avg_pool adaptive_avg_pool adaptive_max_pool _adaptive_avg_pool fractional_max_pool upsample_nearest "
+    "_upsample_nearest_exact upsample_bilinear upsample_linear upsample_bicubic upsample_trilinear "
+    "_upsample_bilinear_aa _upsample_bicubic_aa grid_sampler_ reflection_pad replication_pad max_pool_with_indices"
 )
 
 
 def pool(atoms: Atoms, call: Call) -> Value | list[Value]:
-    """Pooling and resizing act on the last dimensions and leave the channels alone."""
+    """Pooling, resizing and padding with own values act on the last dimensions and leave the channels alone."""
     x = call.input
     spatial = int(next(c for c in call.op if c.isdigit()))
     freeze_dims(atoms, x, range(len(x.shape) - spatial, len(x.shape)), f"is resized by `{call.op}`")
@@ -238,6 +238,6 @@ def pool(atoms: Atoms, call: Call) -> Value | list[Value]:
 
 
 for _name in POOLS.split():
-    for _n in "123":
-        base, _, tail = _name.partition("_with")
-        RULES[f"{base}{_n}d" + (f"_with{tail}" if tail else "")] = pool
+    for _dims in "123":
+        _kind, _with, _rest = _name.partition("_with")
+        RULES[f"{_kind}{_dims}d{_with}{_rest}"] = pool

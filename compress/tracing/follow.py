@@ -1,0 +1,146 @@
+"""Follow a model through one run: every ATen operator says what it does to the dimensions of its tensors.
+
+The run is a plain forward pass under a dispatch mode, so functional calls, views and in-place operators are all seen,
+at the price of one forward pass. A model whose code looks at the values of activations (`if x.mean() > 0`, or shapes
+that depend on them) takes one of several paths; a run cannot speak for the others, so such a model is not followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import contractions, moves  # noqa: F401  (they register their rules)
+from .atoms import Atoms, Labels, Value
+from .operators import RULES, Call, barrier
+from .tensors import tensors_in
+
+LOOKS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Untraceable(Exception):
+    """The model cannot be followed; the message says where and why."""
+
+
+def follow(
+    atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str = ""
+) -> set[str]:
+    """Add what a run of `model` says to `atoms` and return the names of the tensors it uses, below `prefix`.
+
+    Raises:
+        Untraceable: the model's path depends on the values of its input.
+    """
+    run = _Run(atoms, {number: prefix + name for number, name in first_names(model).items()})
+    paths = {id(module): (prefix + name).rstrip(".") for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, _: Any) -> None:
+        run.stack.append(paths.get(id(module), run.stack[-1]))
+
+    def leave(*_: Any) -> None:
+        run.stack.pop()
+
+    for tensor in tensors_in((args, kwargs)):
+        run.give(tensor, Value.fixed(tuple(tensor.shape)))
+    handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), run:
+            result = model(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    atoms.where = None
+    what = f"is an output of `{prefix[:-1]}`, whose caller is not traced" if prefix else "is an output of the network"
+    for tensor in tensors_in(result):
+        for labels in run.value(tensor).labels:
+            atoms.freeze(labels, what)
+    return {run.names[number] for number in run.known}
+
+
+def first_names(model: nn.Module) -> dict[int, str]:
+    """A tied tensor goes by the first of its names."""
+    first: dict[int, str] = {}
+    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+        first.setdefault(id(tensor), name)
+    return first
+
+
+def parameter(atoms: Atoms, name: str, tensor: Tensor, kernel: bool) -> Value:
+    """The value of a parameter or buffer: an atom for each position of each dimension, the same at every use."""
+    labels: list[Labels | None] = []
+    for d, size in enumerate(tensor.shape):
+        if size == 1 or (kernel and d > 1):
+            labels.append(None)
+        elif (name, d) not in atoms.places:
+            labels.append(atoms.places.setdefault((name, d), atoms.new(size)))
+        else:
+            labels.append(atoms.places[name, d])
+    return Value(tuple(tensor.shape), labels, weight=True, constant=True, name=name)
+
+
+class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps the value of every tensor that is alive, and hands each operator's values to its rule."""
+
+    def __init__(self, atoms: Atoms, names: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.atoms, self.names = atoms, names
+        self.known: dict[int, Value] = {}  # of parameters and buffers
+        self.stack = [""]
+
+    def give(self, tensor: Tensor, value: Value) -> None:
+        if id(tensor) not in self.names:
+            tensor._compress_value = value  # type: ignore[attr-defined]  # lives as long as the tensor does
+
+    def value(self, tensor: Tensor, kernel: bool = False) -> Value:
+        name = self.names.get(id(tensor))
+        if name is None:
+            found = getattr(tensor, "_compress_value", None)
+            return found if isinstance(found, Value) else Value.fixed(tuple(tensor.shape), constant=True)
+        if id(tensor) not in self.known:
+            self.known[id(tensor)] = parameter(self.atoms, name, tensor, kernel)
+        return self.known[id(tensor)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        namespace, _, op = func._schema.name.partition("::")
+        op = op.rstrip("_") if not op.startswith("__") else op
+        bound = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
+        bound |= {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+        convolution = "conv" in op
+        bound = {name: self._valued(v, convolution) for name, v in bound.items()}
+        where = self.stack[-1]
+        if LOOKS & set(func.tags) and not all(v.constant for v in Call(op, bound, []).values()):
+            raise Untraceable(f"the code of {where or 'the model'} depends on the values of a tensor (`{func}`)")
+        result = func(*args, **kwargs)
+        outputs = [t for t in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(t, Tensor)]
+        if outputs:
+            self.atoms.where = where
+            call = Call(op, bound, [tuple(t.shape) for t in outputs])
+            for tensor, value in zip(outputs, self._apply(namespace, call), strict=True):
+                self.give(tensor, value)
+        return result
+
+    def _valued(self, arg: Any, kernel: bool) -> Any:
+        if isinstance(arg, Tensor):
+            return self.value(arg, kernel)
+        if isinstance(arg, (list, tuple)) and any(isinstance(a, Tensor) for a in arg):
+            return [self.value(a) if isinstance(a, Tensor) else a for a in arg]
+        return arg
+
+    def _apply(self, namespace: str, call: Call) -> list[Value]:
+        if not call.values():
+            return [Value.fixed(shape, constant=True) for shape in call.shapes]
+        rule = RULES.get(call.op) if namespace == "aten" else None
+        if rule is None:
+            return barrier(self.atoms, call)
+        try:
+            result = rule(self.atoms, call)
+            values = result if isinstance(result, list) else [result]
+            return values + [Value.fixed(shape) for shape in call.shapes[len(values) :]]
+        except Exception as error:  # a form of the operator that its rule does not know: not understood is not cut
+            text = f"passes through `{call.op}` in a form that is not known ({type(error).__name__}: {error})"
+            return barrier(self.atoms, call, text)
