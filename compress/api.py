@@ -63,10 +63,11 @@ def prune(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Prune
     keep = choose(groups, importance, recipe.budget, recipe.target)
     plan = Plan.build(model, groups, keep)
     compact = copy.deepcopy(model)
+    report = Report.of(groups, keep)
     if recipe.compensate:
-        compensate_(compact, groups, plan, [example_inputs])
-    slice_(compact, plan)
-    return Pruned(compact, plan, Report.of(groups, keep))
+        done = compensate_(compact, groups, plan, [example_inputs])
+        report.notes.append(f"the means of dropped dimensions went into the biases of {len(done)} layers")
+    return Pruned(slice_(compact, plan), plan, report)
 
 
 def load(model: nn.Module, directory: str | Path) -> nn.Module:

@@ -46,10 +46,7 @@ def compensate_(model: nn.Module, groups: Groups, plan: Plan, batches: Iterable[
         columns = weight.index_select(1, gone).flatten(2).sum(2) if weight.ndim > 2 else weight.index_select(1, gone)
         shift = columns.double() @ mean.double()[gone]
         if module.bias is None:
-            module.bias = nn.Parameter(
-                torch.zeros_like(weight[:, 0].flatten(1)[:, 0] if weight.ndim > 2 else weight[:, 0]),
-                requires_grad=weight.requires_grad,
-            )
+            module.bias = nn.Parameter(weight.new_zeros(weight.shape[0]), requires_grad=weight.requires_grad)
             rows = plan.slices[name].get(0)
             plan.biases[path] = len(rows) if rows is not None else weight.shape[0]
         bias = module.bias

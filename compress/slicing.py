@@ -46,10 +46,19 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
         for attribute, value in values.items():
             setattr(modules[path], attribute, value)
     for path, size in plan.biases.items():
-        weight = modules[path].weight
-        assert isinstance(weight, Tensor)
-        modules[path].bias = nn.Parameter(weight.new_zeros(size), requires_grad=weight.requires_grad)
+        _give_bias(modules[path], size, plan.slices.get(f"{path}.weight", {}).get(0))
     return model
+
+
+def _give_bias(module: nn.Module, size: int, rows: Any) -> None:
+    """A bias of zeros where the dense layer has none; one that compensation made is cut like the rows it belongs to."""
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    if isinstance(bias, Tensor) and len(bias) != size:
+        value = _cut(bias, {0: rows})
+    else:
+        value = bias.detach() if isinstance(bias, Tensor) else weight.new_zeros(size)
+    module.bias = nn.Parameter(value, requires_grad=weight.requires_grad)
 
 
 def _cut(tensor: Tensor, dims: dict[int, Any]) -> Tensor:

@@ -69,7 +69,6 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             found.parts.append(Part("", args, kwargs))
         except Untraceable as error:
             found.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
-            found.atoms = Atoms()  # what was said before it stopped is not the whole
             _children(found, model, args, kwargs)
             return found
     first = first_names(model)

@@ -6,8 +6,10 @@ one atom per position. Operators join atoms, move them, read them or freeze them
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,6 +98,16 @@ class Atoms:
         labels = self.new(size)
         self.freeze(labels, reason)
         return labels
+
+    def state(self) -> dict[str, Any]:
+        """All that was said so far, to go back to."""
+        return {
+            k: {n: list(v) for n, v in value.items()} if k == "_marks" else copy.copy(value)
+            for k, value in vars(self).items()
+        }
+
+    def restore_(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
 
     def roots(self) -> Labels:
         """The smallest atom of each atom's class: hooking and pointer jumping on whole arrays."""

@@ -33,7 +33,7 @@ def follow(
     """Add what a run of `model` says to `atoms` and return the names of the tensors it uses, below `prefix`.
 
     Raises:
-        Untraceable: the model's path depends on the values of its input.
+        Untraceable: the model's path depends on the values of its input, or it fails; `atoms` is as it was.
     """
     run = _Run(atoms, {number: prefix + name for number, name in first_names(model).items()})
     paths = {id(module): (prefix + name).rstrip(".") for name, module in model.named_modules()}
@@ -47,9 +47,16 @@ def follow(
     for tensor in tensors_in((args, kwargs)):
         run.give(tensor, Value.fixed(tuple(tensor.shape)))
     handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
+    before = atoms.state()
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]), run:
             result = model(*args, **kwargs)
+    except Exception as error:
+        atoms.restore_(before)  # what was said before it stopped is not the whole
+        if isinstance(error, Untraceable):
+            raise
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise Untraceable(f"{run.stack[-1] or 'the model'} does not run under a dispatch mode ({text})") from error
     finally:
         for handle in handles:
             handle.remove()
