@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from . import search
-from .budget import Bounds, BudgetError, choose, smallest
+from .budget import Bounds, BudgetError, choose, percent, smallest
 from .compensate import compensate_
 from .discover import find_groups
 from .files import whole_directory
@@ -121,9 +121,8 @@ def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Pre
     importance = {g.name: np.linspace(1, 0, g.width) for g in groups}
     try:
         keep = choose(groups, importance, recipe.budget, recipe.target)
-        message = (
-            f"budget.{recipe.budget.unit} {recipe.budget.left:.1%} can be met; the smallest reachable is {least:.2%}"
-        )
+        unit, left = recipe.budget.unit, percent(recipe.budget.left)
+        message = f"budget.{unit} {left} can be met; the smallest reachable is {percent(least)}"
         return Preview(groups, Report.of(groups, keep), True, least, message)
     except BudgetError as error:
         bounds = Bounds.of(groups, recipe.target)

@@ -159,8 +159,8 @@ def _attributes(model: nn.Module, atoms: Atoms, places: _Places) -> list[Attribu
             elif leaf in ("weight", "running_mean"):
                 for name in ("num_features", "num_parameters", "num_channels"):
                     add(owner, name, tensor, 0)
-                if isinstance(module, nn.GroupNorm) and module.num_groups == module.num_channels:
-                    add(owner, "num_groups", tensor, 0)
+                if isinstance(module, nn.GroupNorm):
+                    add(owner, "num_groups", tensor, 0, module.num_groups, module.num_channels)
     return found
 
 

@@ -41,6 +41,10 @@ class Bounds:
         return allowed
 
 
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.3g}%"
+
+
 def smallest(groups: Groups, budget: Budget, target: Target) -> float:
     """The fraction that is left when every group is cut as far as it may be."""
     measure = getattr(groups.cost, budget.unit)
@@ -67,9 +71,9 @@ def choose(
     limit = budget.left * int(measure(cost.widths))
     if int(measure(bounds.least)) > limit:
         raise BudgetError(
-            f"budget.{budget.unit}: {budget.left:.2%} of the dense network cannot be reached; the smallest that can is "
-            f"{smallest(groups, budget, target):.2%} ({len(groups)} groups offered, {len(groups.refused)} refused). "
-            "Raise the budget, allow more in target, or lower target.min_keep."
+            f"budget.{budget.unit}: {percent(budget.left)} of the dense network cannot be reached; the smallest that "
+            f"can is {percent(smallest(groups, budget, target))} "
+            f"({len(groups)} groups offered, {len(groups.refused)} refused). Raise the budget, allow more in target, or lower target.min_keep."
         )
     if not len(groups):
         return {}

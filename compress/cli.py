@@ -14,6 +14,7 @@ from rich.table import Table
 from . import __version__, models
 from .api import preview as preview_model
 from .api import prune as prune_model
+from .files import check_directory
 from .quickstart import quickstart as run_quickstart
 from .recipe import Recipe, packaged
 
@@ -51,7 +52,8 @@ def preview(
 
     Exit code 1 if the budget cannot be met.
     """
-    found = preview_model(models.build(model, weights), recipe, example_inputs=_shape(shape))
+    with err.status("finding the groups and proving them on the example input"):
+        found = preview_model(models.build(model, weights), recipe, example_inputs=_shape(shape))
     if as_json:
         print(found.to_json())
     else:
@@ -72,7 +74,9 @@ def prune(
 
     Example: compress prune --model torchvision:resnet50 --recipe magnitude_half --workdir out
     """
-    pruned = prune_model(models.build(model, weights), recipe, example_inputs=_shape(shape))
+    check_directory(workdir)
+    with err.status("finding the groups and proving them on the example input"):
+        pruned = prune_model(models.build(model, weights), recipe, example_inputs=_shape(shape))
     pruned.save(workdir)
     if as_json:
         print(pruned.report.to_json())

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+SAVED = {"plan.json", "model.safetensors", "report.json"}
+
 
 def write_whole(path: Path, data: bytes) -> None:
     """Write beside the target, then rename over it."""
@@ -26,6 +28,20 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
+def check_directory(path: Path) -> None:
+    """
+    Raises:
+        FileExistsError: `path` holds files that are not ours to replace.
+    """
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"{path}: expected a directory, found a file")
+    others = sorted(p.name for p in path.iterdir() if p.name not in SAVED) if path.exists() else []
+    if others:
+        raise FileExistsError(
+            f"{path}: expected an empty or missing directory, or one saved before; it holds other files ({others[0]})"
+        )
+
+
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
     """A fresh directory that takes the place of `path` when the block ends well.
@@ -33,10 +49,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
     Raises:
         FileExistsError: `path` holds files that are not ours to replace.
     """
-    if path.exists() and any(path.iterdir()) and not (path / "plan.json").exists():
-        raise FileExistsError(
-            f"{path}: expected an empty or missing directory, or one saved before; it holds other files"
-        )
+    check_directory(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:

@@ -44,7 +44,8 @@ def follow(
     def leave(*_: Any) -> None:
         run.stack.pop()
 
-    for tensor in tensors_in((args, kwargs)):
+    inputs = tensors_in((args, kwargs))
+    for tensor in inputs:
         run.give(tensor, Value.fixed(tuple(tensor.shape)))
     handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
     before = atoms.state()
@@ -60,6 +61,8 @@ def follow(
     finally:
         for handle in handles:
             handle.remove()
+        for tensor in inputs:  # they are the caller's
+            vars(tensor).pop("_compress_value", None)
     atoms.where = None
     what = f"is an output of `{prefix[:-1]}`, whose caller is not traced" if prefix else "is an output of the network"
     for tensor in tensors_in(result):

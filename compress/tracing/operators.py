@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from .atoms import Atoms, Labels, Value
 
 
@@ -167,9 +169,15 @@ def _along_channels(vectors: Sequence[Value | None], rank: int) -> list[Value]:
 
 @rule("native_group_norm")
 def group_norm(atoms: Atoms, call: Call) -> Value:
+    """Channels that share statistics go together; where all of them do, nothing can go."""
     x, groups = call["input"], call["group"]
-    if groups != x.shape[1]:
-        atoms.freeze(x.labels[1], f"is mixed by a group norm ({x.shape[1] // groups} channels share statistics)")
+    if groups == 1:
+        atoms.freeze(x.labels[1], f"is mixed by a group norm over all {x.shape[1]} channels")
+    elif (channels := x.labels[1]) is not None:
+        together = channels.reshape(groups, -1)
+        atoms.join(np.broadcast_to(together[:, :1], together.shape), together)
+        atoms.hint(groups, together[:, 0])
+        atoms.hint(x.shape[1], channels)
     return merge(atoms, [x, *_along_channels([call["weight"], call["bias"]], len(x.shape))], x.shape)
 
 

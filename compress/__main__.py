@@ -1,0 +1,5 @@
+"""python -m compress"""
+
+from .cli import main
+
+main()

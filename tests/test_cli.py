@@ -1,0 +1,115 @@
+"""The commands: what they print, what they leave behind, how they fail."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torchvision
+
+import compress
+from compress import cli
+
+SMALL = ["--model", "torchvision:resnet18", "--input", "1,3,64,64"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["compress", *words])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    streams = capsys.readouterr()
+    return int(done.value.code or 0), streams.out, " ".join(streams.err.split())
+
+
+def test_preview_prints_groups_and_whether_the_budget_can_be_met(monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, "preview", *SMALL, "--recipe", "magnitude_half")
+    assert code == 0
+    assert "layer1.0.conv1" in out
+    assert "budget.macs 50% can be met" in " ".join(out.split())
+
+
+def test_preview_as_json_is_json(monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, "preview", *SMALL, "--recipe", "magnitude_half", "--json")
+    data = json.loads(out)
+    assert code == 0
+    assert data["reachable"] is True
+    assert data["pruned"]["macs"] <= data["dense"]["macs"] / 2
+    assert {row["name"] for row in data["groups"]} >= {"conv1", "layer4.1.conv1"}
+
+
+def test_preview_of_a_budget_out_of_reach_names_the_smallest_and_exits_1(monkeypatch, capsys, tmp_path):
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text("budget: {macs: 0.1%}\n")
+    code, out, _ = run(monkeypatch, capsys, "preview", *SMALL, "--recipe", str(recipe))
+    assert code == 1
+    assert "cannot be reached; the smallest that can is" in " ".join(out.split())
+
+
+def test_prune_leaves_a_directory_that_loads(monkeypatch, capsys, tmp_path):
+    torch.manual_seed(0)
+    weights = tmp_path / "dense.pt"
+    dense = torchvision.models.resnet18()
+    torch.save(dense.state_dict(), weights)
+    words = [*SMALL, "--weights", str(weights), "--recipe", "magnitude_half", "--workdir", str(tmp_path / "out")]
+    code, out, _ = run(monkeypatch, capsys, "prune", *words)
+    assert code == 0
+    assert "reload with" in out
+    compact = compress.load(torchvision.models.resnet18(), tmp_path / "out").eval()
+    plan = compress.Plan.load(tmp_path / "out" / "plan.json")
+    x = torch.randn(1, 3, 64, 64)
+    assert torch.equal(compact(x), plan.apply_(dense.eval())(x))
+
+
+def test_prune_refuses_a_foreign_directory_before_it_starts(monkeypatch, capsys, tmp_path):
+    (tmp_path / "thesis.txt").write_text("precious")
+    words = [*SMALL, "--recipe", "magnitude_half", "--workdir", str(tmp_path)]
+    code, _, err = run(monkeypatch, capsys, "prune", *words)
+    assert code == 2
+    assert "it holds other files" in err
+    assert (tmp_path / "thesis.txt").read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--model", "resnet18"], "expected torchvision:NAME, timm:NAME or package.module:factory"),
+        (["--model", "torchvision:resnet81"], "the nearest are resnet18"),
+        (["--model", "timm:resnet_18"], "the nearest are resnet18"),
+        (["--model", "no_such_module:factory"], "No module named"),
+        (["--model", "compress.files:write_whole_"], "has no attribute"),
+        (["--model", "torchvision:resnet18", "--input", "1,3,big"], "expected a shape such as 1,3,224,224"),
+        (["--model", "torchvision:resnet18", "--input", "1,4,64,64"], "it stops in conv1"),
+        (["--model", "torchvision:resnet18", "--weights", "missing.pt"], "no such file"),
+    ],
+)
+def test_mistakes_are_said_in_a_line_with_exit_code_2(monkeypatch, capsys, words, text):
+    code, _, err = run(monkeypatch, capsys, "preview", *words, "--recipe", "magnitude_half")
+    assert code == 2
+    assert text in err
+    assert "Traceback" not in err
+
+
+def test_recipes_are_listed_and_their_schema_is_json(monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, "recipes")
+    assert code == 0
+    assert "magnitude_half" in out
+    code, out, _ = run(monkeypatch, capsys, "recipes", "--schema")
+    assert set(json.loads(out)["properties"]) == set(compress.Recipe.model_fields)
+
+
+def test_every_packaged_recipe_loads_and_opens_with_its_command():
+    from compress.recipe import packaged
+
+    assert packaged()
+    for name, path in packaged().items():
+        assert compress.Recipe.load(name).budget.left <= 1
+        head = [line for line in path.read_text().splitlines() if line.startswith("#")]
+        assert any("compress prune" in line and f"--recipe {name}" in line for line in head)
+
+
+def test_quickstart_runs_and_finds_every_stage_equal():
+    done = subprocess.run([sys.executable, "-m", "compress", "quickstart"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("equal") == 2
+    assert "NOT EQUAL" not in done.stdout
