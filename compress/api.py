@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -21,7 +22,7 @@ from .compensate import compensate_
 from .discover import find_groups
 from .files import whole_directory
 from .groups import Groups
-from .plan import Plan
+from .plan import Plan, PlanError
 from .recipe import Recipe
 from .report import Report
 from .slicing import slice_
@@ -67,7 +68,9 @@ def prune(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Prune
     if recipe.compensate:
         done = compensate_(compact, groups, plan, [example_inputs])
         report.notes.append(f"the means of dropped dimensions went into the biases of {len(done)} layers")
-    return Pruned(slice_(compact, plan), plan, report)
+    slice_(compact, plan)
+    report.pruned.params = sum(p.numel() for p in compact.parameters())  # biases that compensation made among them
+    return Pruned(compact, plan, report)
 
 
 def load(model: nn.Module, directory: str | Path) -> nn.Module:
@@ -81,10 +84,14 @@ def load(model: nn.Module, directory: str | Path) -> nn.Module:
     for name in ("plan.json", "model.safetensors"):
         if not (folder / name).exists():
             raise FileNotFoundError(f"{folder}: expected a directory written by save(); it has no {name}")
-    slice_(model, Plan.load(folder / "plan.json"))
-    state = model.state_dict()
-    stored = load_file(folder / "model.safetensors", device=str(next(iter(state.values())).device) if state else "cpu")
-    return _restore(model, stored)
+    plan = Plan.load(folder / "plan.json")
+    stored = _checked_weights(model, plan, folder / "model.safetensors")
+    slice_(model, plan)
+    with torch.no_grad():
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if name in stored:
+                tensor.copy_(stored[name])
+    return model
 
 
 @dataclass
@@ -141,13 +148,23 @@ def _stored(model: nn.Module) -> dict[str, torch.Tensor]:
     return state
 
 
-@torch.no_grad()
-def _restore(model: nn.Module, stored: dict[str, torch.Tensor]) -> nn.Module:
-    expected = set(_stored(model))
-    if expected != set(stored):
-        missing, extra = sorted(expected - set(stored)), sorted(set(stored) - expected)
-        raise ValueError(f"model.safetensors does not fit the model: missing {missing[:3]}, unexpected {extra[:3]}")
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if name in stored:
-            tensor.copy_(stored[name])
-    return model
+def _checked_weights(model: nn.Module, plan: Plan, path: Path) -> dict[str, torch.Tensor]:
+    """The stored tensors, once they are known to fit what the plan makes of the model."""
+    plan.check(model)
+    try:
+        stored = load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a safetensors file ({error})") from error
+    expected = {name: plan.shape_of(name, tensor.shape) for name, tensor in _stored(model).items()}
+    expected |= {f"{module}.bias": (size,) for module, size in plan.biases.items()}
+    wrong = [f"{name}: missing from the file" for name in expected if name not in stored]
+    wrong += [f"{name}: not in the model" for name in stored if name not in expected]
+    wrong += [
+        f"{name}: the file has shape {list(stored[name].shape)}, the model would have {list(shape)}"
+        for name, shape in expected.items()
+        if name in stored and tuple(stored[name].shape) != tuple(shape)
+    ]
+    if wrong:
+        more = f"\n  ... and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise PlanError(f"{path} was saved from another model:\n  " + "\n  ".join(wrong[:8]) + more)
+    return stored

@@ -52,7 +52,10 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
     )
     for labels in places.labels:
         np.add.at(signature, roots[labels], random.integers(1, 2**63, dtype=np.uint64))
-    candidates = np.flatnonzero((roots == np.arange(atoms.count)) & read & written)
+    unread = np.flatnonzero(written & ~read & (reasons < 0))
+    reasons[unread] = len(texts)
+    texts.append("nothing reads it")
+    candidates = np.flatnonzero((roots == np.arange(atoms.count)) & written)
     _, first, member = np.unique(signature[candidates], return_index=True, return_inverse=True)
     read_places = _read_places(atoms, place_of)
 
@@ -159,6 +162,8 @@ def _attributes(model: nn.Module, atoms: Atoms, places: _Places) -> list[Attribu
             elif leaf in ("weight", "running_mean"):
                 for name in ("num_features", "num_parameters", "num_channels"):
                     add(owner, name, tensor, 0)
+                if isinstance(module, nn.Embedding):
+                    add(owner, "embedding_dim", tensor, 1)
                 if isinstance(module, nn.GroupNorm):
                     add(owner, "num_groups", tensor, 0, module.num_groups, module.num_channels)
     return found

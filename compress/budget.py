@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -42,7 +43,7 @@ class Bounds:
 
 
 def percent(fraction: float) -> str:
-    return f"{100 * fraction:.3g}%"
+    return f"{100 * fraction:.4g}%"
 
 
 def smallest(groups: Groups, budget: Budget, target: Target) -> float:
@@ -68,12 +69,13 @@ def choose(
     ranked = {g.name: _checked(g.name, g.width, importance) for g in groups}
     bounds, cost = Bounds.of(groups, target), groups.cost
     measure = getattr(cost, budget.unit)
-    limit = budget.left * int(measure(cost.widths))
+    limit = math.floor(budget.left * int(measure(cost.widths)) * (1 + 1e-12))  # 0.29 * 100 is a hair below 29
     if int(measure(bounds.least)) > limit:
         raise BudgetError(
             f"budget.{budget.unit}: {percent(budget.left)} of the dense network cannot be reached; the smallest that "
             f"can is {percent(smallest(groups, budget, target))} "
-            f"({len(groups)} groups offered, {len(groups.refused)} refused). Raise the budget, allow more in target, or lower target.min_keep."
+            f"({len(groups)} groups offered, {len(groups.refused)} refused). "
+            "Raise the budget, allow more in target, or lower target.min_keep."
         )
     if not len(groups):
         return {}
@@ -93,7 +95,7 @@ def choose(
     return {name: np.sort(orders[i][: kept[i]]) for i, name in enumerate(cost.names)}
 
 
-def _fill(kept: Int, bounds: Bounds, measure: Callable[[Int], Any], limit: float, ranking: Int) -> Int:
+def _fill(kept: Int, bounds: Bounds, measure: Callable[[Int], Any], limit: int, ranking: Int) -> Int:
     """Widen groups one after the other, best next dimension first, as far as the budget has room."""
     ranks = np.argsort(ranking, kind="stable")  # rank of each dimension, group after group
     starts = np.concatenate([[0], np.cumsum(bounds.full)])

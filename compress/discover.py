@@ -33,10 +33,10 @@ def find_groups(model: nn.Module, example_inputs: Any, target: Target | None = N
     target = target or Target(residual=True)
     args, kwargs = _single(as_call(example_inputs))
     try:
-        found = trace(model, args, kwargs)
+        found = trace(model, args, kwargs, target.one_path)
     except TraceError:
         args, kwargs = as_call(example_inputs)  # it may not run on a single example
-        found = trace(model, args, kwargs)
+        found = trace(model, args, kwargs, target.one_path)
     groups = assemble(model, found)
     select(groups, model, target)
     prove(model, groups)
@@ -104,7 +104,11 @@ def _matching(patterns: Sequence[str], names: Sequence[str], where: str) -> set[
     found: set[str] = set()
     for pattern in patterns:
         if pattern.startswith("re:"):
-            hits = {name for name in names if re.fullmatch(pattern[3:], name)}
+            try:
+                expression = re.compile(pattern[3:])
+            except re.error as error:
+                raise ValueError(f"{where}: {pattern!r} is not a regular expression: {error}") from error
+            hits = {name for name in names if expression.fullmatch(name)}
         else:
             hits = {name for name in names if name == pattern}
         if not hits:

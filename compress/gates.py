@@ -18,12 +18,9 @@ class Gate(nn.Module):
     index: Tensor
     one: Tensor
 
-    def __init__(
-        self, dim: int, ndim: int, groups: list[str], scores: list[nn.Parameter], index: Tensor, order: list[str]
-    ) -> None:
+    def __init__(self, dim: int, ndim: int, groups: list[str], scores: list[nn.Parameter], index: Tensor) -> None:
         super().__init__()
         self.groups = groups
-        self.order = order  # of the owner's parameters, which parametrize forgets
         self.scores = nn.ParameterList(scores)
         self.view = [-1 if d == dim else 1 for d in range(ndim)]
         self.register_buffer("index", index, persistent=False)  # position -> place in [1, scores...]
@@ -68,10 +65,11 @@ def attach_(model: nn.Module, groups: Iterable[Group]) -> dict[str, nn.Parameter
             index[positions.reshape(-1)] = torch.arange(start, start + width).repeat_interleave(times)
             start += width
         names = [name for name, _ in parts]
-        order = list(owners[id(tensor)][0][0]._parameters)
-        gate = Gate(dim, tensor.ndim, names, [made[n] for n in names], index.to(tensor.device), order)
+        gate = Gate(dim, tensor.ndim, names, [made[n] for n in names], index.to(tensor.device))
         for module, name in owners[id(tensor)]:
+            order = getattr(getattr(module, "parametrizations", None), "order", list(module._parameters))
             parametrize.register_parametrization(module, name, gate)
+            vars(module.parametrizations)["order"] = order  # of the parameters, which parametrize forgets
     return made
 
 
@@ -96,9 +94,9 @@ def fold_(model: nn.Module) -> nn.Module:
         if not parametrize.is_parametrized(module):
             continue
         chains = cast(nn.ModuleDict, module.parametrizations)
+        order = getattr(chains, "order", [])
         for name, chain in [(n, cast(parametrize.ParametrizationList, c)) for n, c in chains.items()]:
-            gate = next((p for p in chain if isinstance(p, Gate)), None)
-            if gate is None:
+            if not any(isinstance(p, Gate) for p in chain):
                 continue
             original = chain.original
             value = getattr(module, name) if id(original) not in folded else None
@@ -106,7 +104,7 @@ def fold_(model: nn.Module) -> nn.Module:
             if value is not None:
                 original.copy_(value)
                 folded.add(id(original))
-            for key in gate.order:
-                if key in module._parameters:
-                    module._parameters[key] = module._parameters.pop(key)
+        for key in order:
+            if key in module._parameters:
+                module._parameters[key] = module._parameters.pop(key)
     return model

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,6 +117,11 @@ class Plan:
             )
         return tensors
 
+    def shape_of(self, name: str, dense: Sequence[int]) -> tuple[int, ...]:
+        """The shape that a tensor of this dense shape is left with."""
+        cut = self.slices.get(name, {})
+        return tuple(len(cut[d]) if d in cut else size for d, size in enumerate(dense))
+
     def then(self, second: Plan) -> Plan:
         """One plan for the dense model that does this cut and then `second`, which was made on its result.
 
@@ -126,12 +131,10 @@ class Plan:
         result = Plan(dict(self.keep), dict(self.widths))
         for name, kept in second.keep.items():
             mine = self.keep.get(name)
-            if mine is not None and len(mine) != second.widths[name]:
-                raise PlanError(
-                    f"group {name}: the second plan expects width {second.widths[name]}, the first leaves {len(mine)}"
-                )
+            if mine is not None and len(mine) != second.widths[name]:  # the cut network falls into other groups
+                name, mine = f"{name}+", None
             result.keep[name] = [mine[i] for i in kept] if mine is not None else list(kept)
-            result.widths.setdefault(name, second.widths[name])
+            result.widths.setdefault(name, second.widths[name.removesuffix("+")])
         result.shapes = {**second.shapes, **self.shapes}
         result.attributes = {
             n: {**self.attributes.get(n, {}), **second.attributes.get(n, {})}
@@ -215,7 +218,12 @@ def _checked(groups: Groups, keep: Mapping[str, Any]) -> dict[str, Index]:
         raise PlanError(f"no group named {unknown[0]!r}; the model has {', '.join(known) or 'none'}")
     result = {}
     for name, group in known.items():
-        kept = np.unique(np.asarray(keep.get(name, np.arange(group.width)), dtype=np.int64))
+        given = np.asarray(keep.get(name, np.arange(group.width)))
+        if given.dtype == bool:
+            if given.shape != (group.width,):
+                raise PlanError(f"group {name}: expected a mask of {group.width} flags, got shape {list(given.shape)}")
+            given = np.flatnonzero(given)
+        kept = np.unique(given.astype(np.int64))
         if not kept.size:
             raise PlanError(f"group {name}: expected at least one of its {group.width} dimensions to be kept, got none")
         if kept[0] < 0 or kept[-1] >= group.width:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
@@ -28,6 +29,9 @@ class Target(Strict):
     attention: bool = Field(False, description="dimensions that pass through a product of activations")
     include: tuple[str, ...] = Field((), description="only these modules (full name, or re:REGEX)", strict=False)
     exclude: tuple[str, ...] = Field((), description="never these modules (full name, or re:REGEX)", strict=False)
+    one_path: bool = Field(
+        False, description="where code branches on values, trust the path of the example inputs (torch-pruning's graph)"
+    )
     round_to: int = Field(1, ge=1, description="keep a multiple of this many dimensions in each group")
     min_keep: int = Field(2, ge=1, description="keep at least this many dimensions in each group")
 
@@ -43,10 +47,12 @@ def _left(value: Any) -> Any:
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
         number = float(value)
     else:
-        raise ValueError(f"{expected}; got {value!r}")
+        try:
+            number = float(value) if isinstance(value, str) else math.nan
+        except ValueError:
+            number = math.nan
     if not 0 < number <= 1:
-        guess = f'. Did you mean "{value:g}%"?' if isinstance(value, (int, float)) and 1 < value <= 100 else ""
-        raise ValueError(f"{expected}; got {value!r}{guess}")
+        raise ValueError(f"{expected}; got {value!r}" + (f'. Did you mean "{number:g}%"?' if 1 < number <= 100 else ""))
     return number
 
 
@@ -109,14 +115,18 @@ class Recipe(Strict):
         if isinstance(source, Mapping):
             return cls._validate(dict(source), "recipe", {})
         path = Path(source)
-        if not path.exists():
+        if not path.is_file():
             path = _packaged(str(source))
-        text = path.read_text()
         try:
+            text = path.read_text()
             data = yaml.safe_load(text)
-            places = dict(_places(yaml.compose(text)))
-        except yaml.YAMLError as error:
+            found = list(_places(yaml.compose(text)))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path}: not YAML: {error}") from error
+        places = dict(found)
+        for key, (line, column) in found:
+            if key and [k for k, _ in found].count(key) > 2:  # once as a key and once as its value
+                raise RecipeError(f"{path}: {'.'.join(map(str, key))} (line {line}, column {column}) is given twice")
         if not isinstance(data, Mapping):
             raise RecipeError(f"{path}: expected keys such as budget, target and search; got {type(data).__name__}")
         return cls._validate(dict(data), str(path), places)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .gates import scores
 from .plan import Plan, PlanError
 
 
@@ -20,10 +21,8 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
         PlanError: the plan was made for another model; nothing was changed.
     """
     tensors = plan.check(model)
-    if gated := [name for name in tensors if ".parametrizations." in name]:
-        raise PlanError(
-            f"{gated[0]}: the model carries parametrizations; call compress.gates.fold_(model) before slicing"
-        )
+    if scores(model):
+        raise PlanError("the model carries gates: call compress.gates.fold_(model) before slicing")
     modules = dict(model.named_modules())
     new: dict[int, Tensor] = {}
     old: dict[int, Tensor] = {}  # keeps the ids above alive

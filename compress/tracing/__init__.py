@@ -7,19 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..shell import shell
 from .atoms import Atoms, Term
 from .dependency import walk_dependency
 from .follow import Untraceable, first_names, follow
-
-
-class TraceError(ValueError):
-    """The model does not run on the example inputs."""
+from .record import TraceError as TraceError
+from .record import record
 
 
 @dataclass
@@ -55,7 +50,7 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = flag
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Trace:
+def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], one_path: bool = False) -> Trace:
     """Follow the model in eval mode; also in training mode where that uses parameters which eval mode does not.
 
     Raises:
@@ -69,14 +64,16 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             found.parts.append(Part("", args, kwargs))
         except Untraceable as error:
             found.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
-            _children(found, model, args, kwargs)
+            _children(found, model, args, kwargs, one_path)
             return found
     first = first_names(model)
     unused = {first[id(p)] for p in model.parameters()} - used
     if unused:
         with mode(model, training=True):
             try:
+                counted = len(found.atoms.terms)
                 unused -= follow(found.atoms, model, args, kwargs)
+                del found.atoms.terms[counted:]  # costs are those of inference
                 found.parts.append(Part("", args, kwargs, training=True))
             except Untraceable as error:
                 found.notes.append(f"training mode cannot be traced: {error}")
@@ -85,22 +82,22 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
     return found
 
 
-Call = tuple[tuple[Any, ...], Mapping[str, Any]]
-
-
-def _children(found: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def _children(found: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], one_path: bool) -> None:
     """Trace the largest children that can be, on the inputs they get in one plain forward pass.
 
-    What such a child returns is visible to code that was not traced, and is left alone; so is what no child holds.
+    What such a child returns is visible to code that was not traced, and is left alone; so is what no child holds, and
+    a child whose parts are also used from outside it.
     """
-    calls, macs = _record(model, args, kwargs)
+    seen = record(model, args, kwargs)
+    seen.calls[""] = [(args, kwargs)]
     stack = [(name, child) for name, child in reversed(list(model.named_children()))]
     stuck: list[str] = [""]
     while stack:
         name, child = stack.pop()
-        if name in calls and next(child.parameters(), None) is not None and any(True for _ in child.children()):
+        whole = name in seen.calls and seen.closed(name) and next(child.parameters(), None) is not None
+        if whole and any(True for _ in child.children()):
             try:
-                for call in calls[name]:
+                for call in seen.calls[name]:
                     follow(found.atoms, child, *call, prefix=f"{name}.")
                     found.parts.append(Part(name, *call))
                 continue
@@ -108,61 +105,24 @@ def _children(found: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: Map
                 stuck.append(name)
                 found.notes.append(f"{name} ({type(child).__name__}) cannot be traced: {error}")
         stack += [(f"{name}.{n}", c) for n, c in reversed(list(child.named_children()))]
-    calls[""] = [(args, kwargs)]
     for name in [n for n in stuck if not any(_below(p, n) for p in [*(p.name for p in found.parts), *stuck] if p != n)]:
         label = name or "the model"
+        if not one_path:
+            found.notes.append(f"{label} is left uncut; target.one_path would trust the path that the inputs take")
+            continue
         try:
-            for call in calls[name]:
+            for call in seen.calls[name]:
                 walk_dependency(found.atoms, model.get_submodule(name), *call, prefix=f"{name}." if name else "")
                 found.parts.append(Part(name, *call))
             found.notes.append(f"{label} was traced by torch-pruning, which sees only the path that the inputs take")
         except Untraceable as error:
             found.notes.append(f"{label} is left uncut, torch-pruning cannot trace it either: {error}")
     _freeze_shared(found, model)
-    found.atoms.terms.append(Term(max(0, macs - sum(t.macs for t in found.atoms.terms)), ()))
+    found.atoms.terms.append(Term(max(0, seen.macs - sum(t.macs for t in found.atoms.terms)), ()))
 
 
 def _below(name: str, other: str) -> bool:
     return not other or name.startswith(f"{other}.")
-
-
-def _record(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, list[Call]], int]:
-    """The calls of every submodule in one forward pass, and the pass's multiply-adds."""
-    calls: dict[str, list[Call]] = {}
-    entered: list[str] = []
-
-    def enter(name: str) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            entered.append(name)
-            calls.setdefault(name, []).append((inputs, named))
-
-        return hook
-
-    def leave(*_: Any) -> None:
-        entered.pop()
-
-    hooks = [m.register_forward_pre_hook(enter(n), with_kwargs=True) for n, m in model.named_modules()]
-    hooks += [m.register_forward_hook(leave) for m in model.modules()]
-    try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            model(*args, **kwargs)
-    except Exception as error:
-        where = entered[-1] if entered and entered[-1] else "the model"
-        raise TraceError(
-            f"example_inputs: the model does not run on {_describe((args, kwargs))}: it stops in {where} with "
-            f"{type(error).__name__}: {' '.join(str(error).split())[:200]}. Pass what the model is called with: "
-            "a tensor, a tuple of arguments or a dict of named ones, with a leading batch dimension."
-        ) from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return calls, counter.get_total_flops() // 2
-
-
-def _describe(inputs: Any) -> str:
-    """Shapes instead of tensors."""
-    args, kwargs = pytree.tree_map(lambda t: f"{t.dtype}{list(t.shape)}" if isinstance(t, torch.Tensor) else t, inputs)
-    return ", ".join([*map(str, args), *[f"{k}={v}" for k, v in kwargs.items()]]) or "no arguments"
 
 
 def _freeze_shared(found: Trace, model: nn.Module) -> None:
