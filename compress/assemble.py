@@ -12,6 +12,8 @@ from .groups import Attribute, Group, Groups, Index, Refused, Slot
 from .tracing import Trace
 from .tracing.atoms import Atoms, Labels
 
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
+
 
 class _Places:
     """All arrays of atoms that a group may lie in, by number: tensor dimensions first, then bare ones."""
@@ -99,7 +101,10 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
         offered, [r for _, r in found if isinstance(r, Refused)], cost, [], parts=trace.parts, notes=trace.notes
     )
     result.attributes = _attributes(model, atoms, places)
-    result.hints = _hinted(model, hints, result.attributes)
+    hinted = _hinted(model, hints, result.attributes)
+    norms = {name for name, module in model.named_modules() if isinstance(module, NORMS)}
+    result.attributes += [a for a in hinted if a.module in norms]  # a norm without tensors still knows its width
+    result.hints = [a for a in hinted if a.module not in norms]
     result.norms = atoms.norms
     return result
 

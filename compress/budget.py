@@ -43,7 +43,9 @@ class Bounds:
 
 
 def percent(fraction: float) -> str:
-    return f"{100 * fraction:.4g}%"
+    """Rounded up to four digits: a budget that is named as reachable can be reached."""
+    digits = 3 - math.floor(math.log10(100 * fraction)) if fraction > 0 else 0
+    return f"{math.ceil(round(100 * fraction * 10**digits, 6)) / 10**digits:.4g}%"
 
 
 def smallest(groups: Groups, budget: Budget, target: Target) -> float:

@@ -30,7 +30,11 @@ def find_groups(model: nn.Module, example_inputs: Any, target: Target | None = N
         TraceError: the model does not run on the example inputs.
         ValueError: a name in `target` matches nothing.
     """
-    target = target or Target(residual=True)
+    with torch.inference_mode(False):
+        return _find(model, example_inputs, target or Target(residual=True))
+
+
+def _find(model: nn.Module, example_inputs: Any, target: Target) -> Groups:
     args, kwargs = _single(as_call(example_inputs))
     try:
         found = trace(model, args, kwargs, target.one_path)

@@ -17,6 +17,7 @@ def shell(model: nn.Module, change: Callable[[Tensor], Tensor] = lambda t: t) ->
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         value = change(parameter.detach())
+        value = value.clone() if value.is_inference() else value  # a normal tensor, which gates can hold
         untouched = value.data_ptr() == parameter.data_ptr() and value.dtype == parameter.dtype
         memo[id(parameter)] = parameter if untouched else nn.Parameter(value, requires_grad=parameter.requires_grad)
     for buffer in model.buffers():

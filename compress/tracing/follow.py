@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import contractions, moves  # noqa: F401  (they register their rules)
@@ -50,7 +51,7 @@ def follow(
     handles = [hooks.register_module_forward_pre_hook(enter), hooks.register_module_forward_hook(leave)]
     before = atoms.state()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), run:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _Look(run), run:
             result = model(*args, **kwargs)
     except Exception as error:
         atoms.restore_(before)  # what was said before it stopped is not the whole
@@ -103,13 +104,16 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def give(self, tensor: Tensor, value: Value) -> None:
         if id(tensor) not in self.names:
-            tensor._compress_value = value  # type: ignore[attr-defined]  # lives as long as the tensor does
+            tensor._compress_value = (value, tensor._version)  # type: ignore[attr-defined]  # lives as long as it does
 
     def value(self, tensor: Tensor, kernel: bool = False) -> Value:
         name = self.names.get(id(tensor))
         if name is None:
-            found = getattr(tensor, "_compress_value", None)
-            return found if isinstance(found, Value) else Value.fixed(tuple(tensor.shape), constant=True)
+            found, version = getattr(tensor, "_compress_value", (None, 0))
+            if found is None:
+                return Value.fixed(tuple(tensor.shape), constant=True)
+            # written to since, through a view: it holds other numbers now, along the same dimensions
+            return found if version == tensor._version else Value(found.shape, list(found.labels))
         if id(tensor) not in self.known:
             self.known[id(tensor)] = parameter(self.atoms, name, tensor, kernel)
         return self.known[id(tensor)]
@@ -120,19 +124,31 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         op = op.rstrip("_") if not op.startswith("__") else op
         bound = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
         bound |= {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
+        if op == "as_strided" and _same_strides(args):
+            op = "alias"
         convolution = "conv" in op
         bound = {name: self._valued(v, convolution) for name, v in bound.items()}
-        where = self.stack[-1]
-        if LOOKS & set(func.tags) and not all(v.constant for v in Call(op, bound, []).values()):
-            raise Untraceable(f"the code of {where or 'the model'} depends on the values of a tensor (`{func}`)")
+        if LOOKS & set(func.tags):
+            for tensor in tensors_in((args, kwargs)):
+                self.look(tensor, func)
         result = func(*args, **kwargs)
         outputs = [t for t in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(t, Tensor)]
         if outputs:
-            self.atoms.where = where
+            self.atoms.where = self.stack[-1]
             call = Call(op, bound, [tuple(t.shape) for t in outputs])
             for tensor, value in zip(outputs, self._apply(namespace, call), strict=True):
                 self.give(tensor, value)
         return result
+
+    def look(self, tensor: Tensor, func: Any) -> None:
+        """The model's code looks at the values of a tensor: harmless only if no input can change them.
+
+        Raises:
+            Untraceable: an input can.
+        """
+        if not self.value(tensor).constant:
+            where = self.stack[-1] or "the model"
+            raise Untraceable(f"the code of {where} depends on the values of a tensor (`{func}`)")
 
     def _valued(self, arg: Any, kernel: bool) -> Any:
         if isinstance(arg, Tensor):
@@ -154,3 +170,23 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except Exception as error:  # a form of the operator that its rule does not know: not understood is not cut
             text = f"passes through `{call.op}` in a form that is not known ({type(error).__name__}: {error})"
             return barrier(self.atoms, call, text)
+
+
+class _Look(TorchFunctionMode):
+    """Sees the values of tensors leave for Python by ways that no operator shows."""
+
+    def __init__(self, run: _Run) -> None:
+        super().__init__()
+        self.run = run
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__):
+            self.run.look(args[0], f"Tensor.{func.__name__}")
+        return func(*args, **(kwargs or {}))
+
+
+def _same_strides(args: Any) -> bool:
+    """Whether `as_strided` leaves its tensor as it is but for the strides of dimensions of size one."""
+    tensor, size, stride = args[0], args[1], args[2]
+    real = [(a, b) for n, a, b in zip(size, tensor.stride(), stride, strict=False) if n != 1]
+    return tuple(tensor.shape) == tuple(size) and all(a == b for a, b in real)

@@ -155,6 +155,8 @@ def batch_norm(atoms: Atoms, call: Call) -> Value:
     if call["training"]:  # statistics over everything but the channel
         freeze_dims(atoms, x, [d for d in range(len(x.shape)) if d != 1], "is averaged over by a batch norm")
     affine = [call[name] for name in ("weight", "bias", "running_mean", "running_var")]
+    if x.labels[1] is not None and not any(affine):
+        atoms.hint(x.shape[1], x.labels[1])  # only the module's own number tells its width
     out = merge(atoms, [x, *_along_channels(affine, len(x.shape))], x.shape)
     if isinstance(weight, Value) and weight.weight and not call["training"]:
         out.norm = (weight.name, "")
