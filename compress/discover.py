@@ -31,7 +31,10 @@ def find_groups(model: nn.Module, example_inputs: Any, target: Target | None = N
         ValueError: a name in `target` matches nothing.
     """
     with torch.inference_mode(False):
-        return _find(model, example_inputs, target or Target(residual=True))
+        normal = pytree.tree_map(
+            lambda t: t.clone() if isinstance(t, Tensor) and t.is_inference() else t, example_inputs
+        )
+        return _find(model, normal, target or Target(residual=True))
 
 
 def _find(model: nn.Module, example_inputs: Any, target: Target) -> Groups:
