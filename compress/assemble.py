@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from .groups import Attribute, Group, Groups, Index, Refused, Slot
 from .tracing import Trace
 from .tracing.atoms import Atoms, Labels
 
+KINDS = ("channels", "residual", "attention")
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
@@ -31,106 +34,111 @@ class _Places:
         return self._number[id(labels)]
 
 
+@dataclass
+class _Classes:
+    """Atoms that are joined form a class, known by its smallest atom: one dimension that can be kept or dropped."""
+
+    roots: Labels  # atom -> its class
+    kinds: Index  # class -> index into KINDS
+    reasons: Index  # class -> index into `texts` of why it is frozen, or -1
+    texts: list[str]
+    writers: Index  # class -> the place that writes it first, or -1
+    when: Index  # class -> how early that is
+    read: set[int]  # places that read
+
+    @classmethod
+    def of(cls, atoms: Atoms, places: _Places) -> _Classes:
+        roots = atoms.roots()
+        place_of = np.full(atoms.count, -1, dtype=np.int64)
+        for number in range(len(atoms.places)):
+            place_of[places.labels[number]] = number
+        writers, when = (np.full(atoms.count, -1, dtype=np.int64) for _ in range(2))
+        for time, labels in reversed(list(enumerate(atoms.marks("written")))):
+            writers[roots[labels]], when[roots[labels]] = place_of[labels], time
+        kinds = np.where(atoms.marked("multiplied", roots), 2, np.where(atoms.marked("added", roots), 1, 0))
+        reasons, texts = atoms.reasons(roots)
+        both = roots[atoms.marked_atoms("read") & atoms.marked_atoms("written")]
+        reasons[both[reasons[both] < 0]] = len(texts)
+        reasons[(writers >= 0) & ~atoms.marked("read", roots) & (reasons < 0)] = len(texts) + 1
+        texts += ["is read and written through the same parameter", "nothing reads it"]
+        read = {int(n) for labels in atoms.marks("read") for n in np.unique(place_of[labels]) if n >= 0}
+        return cls(roots, kinds, reasons, texts, writers, when, read)
+
+    def alike(self, places: _Places) -> list[Index]:
+        """The written classes, those together that lie in the same places, each as often; in the order of the run.
+
+        Classes are compared by a sum of random numbers, one for each place, kind and reason.
+        """
+        random = np.random.default_rng(0)
+        parts = [len(KINDS), len(self.texts) + 1, len(places.labels)]
+        kind, reason, place = (random.integers(1, 2**63, size=size, dtype=np.uint64) for size in parts)
+        signature = kind[self.kinds] + reason[self.reasons]
+        for number, labels in enumerate(places.labels):
+            np.add.at(signature, self.roots[labels], place[number])
+        written = np.flatnonzero(self.writers >= 0)
+        written = written[self.roots[written] == written]
+        _, member = np.unique(signature[written], return_inverse=True)
+        groups = np.split(written[np.argsort(member, kind="stable")], np.cumsum(np.bincount(member))[:-1])
+        return sorted((g for g in groups if g.size), key=lambda g: (self.when[g[0]], g[0]))
+
+
 def assemble(model: nn.Module, trace: Trace) -> Groups:
     """Turn what the operators said into groups."""
     atoms = trace.atoms
     places = _Places(atoms)
     terms = [(t.factor, [places.number(d) for d in t.dims]) for t in atoms.terms]
     hints = [(h, places.number(h.labels)) for h in atoms.hints]
-    roots = atoms.roots()
-    reasons, texts = atoms.reasons(roots)
-    _refuse_two_roles(atoms, roots, reasons, texts)
-    read, written = atoms.marked("read", roots), atoms.marked("written", roots)
-    kinds = np.where(atoms.marked("multiplied", roots), 2, np.where(atoms.marked("added", roots), 1, 0))
-    place_of = np.full(atoms.count, -1, dtype=np.int64)
-    for number, labels in enumerate(places.labels[: len(atoms.places)]):
-        place_of[labels] = number
-    writer = _first_writer(atoms, roots, place_of)
-
-    random = np.random.default_rng(0)
-    signature = (
-        random.integers(1, 2**63, size=3, dtype=np.uint64)[kinds]
-        + random.integers(1, 2**63, size=len(texts) + 1, dtype=np.uint64)[reasons]
-    )
-    for labels in places.labels:
-        np.add.at(signature, roots[labels], random.integers(1, 2**63, dtype=np.uint64))
-    unread = np.flatnonzero(written & ~read & (reasons < 0))
-    reasons[unread] = len(texts)
-    texts.append("nothing reads it")
-    candidates = np.flatnonzero((roots == np.arange(atoms.count)) & written)
-    _, first, member = np.unique(signature[candidates], return_index=True, return_inverse=True)
-    read_places = _read_places(atoms, place_of)
-
-    found: list[tuple[int, Group | Refused]] = []
-    names: dict[str, int] = {}
-    by_place = [roots[labels] for labels in places.labels]
-    group_of = np.full(atoms.count, -1, dtype=np.int64)
-    group_of[candidates] = member
-    members = [candidates[member == g] for g in range(len(first))]
-    order = sorted(range(len(first)), key=lambda g: (writer[1][members[g][0]], members[g][0]))
-    slots: dict[int, list[tuple[int, Index]]] = {g: [] for g in order}
-    for number, classes in enumerate(by_place):
-        inside = group_of[classes]
-        for g in np.unique(inside[inside >= 0]):
-            positions = np.flatnonzero(inside == g)
-            ranked = positions[np.argsort(classes[positions], kind="stable")].reshape(len(members[g]), -1)
-            slots[int(g)].append((number, ranked))
-    multiplicity: dict[str, dict[int, int]] = {}
-    for g in order:
-        key = places.keys[int(writer[0][members[g][0]])]
+    classes = _Classes.of(atoms, places)
+    members = classes.alike(places)
+    positions = _positions(classes, places, members)
+    offered: list[Group] = []
+    refused: list[Refused] = []
+    shares: dict[str, dict[int, int]] = {}
+    names: Counter[str] = Counter()
+    for number, group in enumerate(members):
+        key = places.keys[int(classes.writers[group[0]])]
         root = key[0].removesuffix(".weight") if key else "?"
-        names[root] = names.get(root, 0) + 1
+        names[root] += 1
         name = root if names[root] == 1 else f"{root}:{names[root]}"
-        kind = ("channels", "residual", "attention")[int(kinds[members[g][0]])]
-        width = len(members[g])
-        if (why := int(reasons[members[g][0]])) >= 0:
-            found.append((g, Refused(name, kind, width, texts[why])))
+        kind, why = KINDS[int(classes.kinds[group[0]])], int(classes.reasons[group[0]])
+        if why >= 0:
+            refused.append(Refused(name, kind, len(group), classes.texts[why]))
             continue
-        lying = [
-            Slot(key[0], key[1], index, number in read_places)
-            for number, index in slots[g]
-            if (key := places.keys[number]) is not None
-        ]
-        multiplicity[name] = {number: index.shape[1] for number, index in slots[g]}
-        found.append((g, Group(name, kind, width, tuple(lying))))
-
-    offered = [g for _, g in found if isinstance(g, Group)]
-    sizes = [labels.size for labels in places.labels]
-    cost = Cost.build(model, offered, multiplicity, places.keys, sizes, terms)
-    result = Groups(
-        offered, [r for _, r in found if isinstance(r, Refused)], cost, [], parts=trace.parts, notes=trace.notes
-    )
-    result.attributes = _attributes(model, atoms, places)
-    hinted = _hinted(model, hints, result.attributes)
+        slots = [(places.keys[p], index, p in classes.read) for p, index in positions[number].items()]
+        offered.append(
+            Group(name, kind, len(group), tuple(Slot(*key, index, reads) for key, index, reads in slots if key))
+        )
+        shares[name] = {place: index.shape[1] for place, index in positions[number].items()}
+    cost = Cost.build(model, offered, shares, places.keys, [labels.size for labels in places.labels], terms)
+    attributes = _attributes(model, atoms, places)
+    hinted = _hinted(model, hints, attributes)
     norms = {name for name, module in model.named_modules() if isinstance(module, NORMS)}
-    result.attributes += [a for a in hinted if a.module in norms]  # a norm without tensors still knows its width
-    result.hints = [a for a in hinted if a.module not in norms]
-    result.norms = atoms.norms
-    return result
+    return Groups(
+        offered,
+        refused,
+        cost,
+        attributes + [a for a in hinted if a.module in norms],  # a norm without tensors still knows its width
+        [a for a in hinted if a.module not in norms],
+        trace.parts,
+        trace.notes,
+        atoms.norms,
+    )
 
 
-def _refuse_two_roles(atoms: Atoms, roots: Labels, reasons: Index, texts: list[str]) -> None:
-    """A dimension of one parameter that is both read and written cannot carry a score on its reading side alone."""
-    both = np.flatnonzero(atoms.marked_atoms("read") & atoms.marked_atoms("written"))
-    if both.size:
-        texts.append("is read and written through the same parameter")
-        fresh = roots[both][reasons[roots[both]] < 0]
-        reasons[fresh] = len(texts) - 1
-
-
-def _first_writer(atoms: Atoms, roots: Labels, place_of: Index) -> tuple[Index, Index]:
-    """For each class the place that writes it first, and when."""
-    place = np.full(atoms.count, -1, dtype=np.int64)
-    when = np.full(atoms.count, -1, dtype=np.int64)
-    marks = atoms.marks("written")
-    for time in range(len(marks) - 1, -1, -1):
-        place[roots[marks[time]]] = place_of[marks[time]]
-        when[roots[marks[time]]] = time
-    return place, when
-
-
-def _read_places(atoms: Atoms, place_of: Index) -> set[int]:
-    return {int(n) for labels in atoms.marks("read") for n in np.unique(place_of[labels]) if n >= 0}
+def _positions(classes: _Classes, places: _Places, members: list[Index]) -> list[dict[int, Index]]:
+    """For every group, where each of its dimensions lies: place -> (width, positions per dimension)."""
+    group_of = np.full(len(classes.roots), -1, dtype=np.int64)
+    for number, group in enumerate(members):
+        group_of[group] = number
+    found: list[dict[int, Index]] = [{} for _ in members]
+    for place, labels in enumerate(places.labels):
+        here = classes.roots[labels]
+        for number in np.unique(group_of[here]):
+            if number >= 0:
+                mine = np.flatnonzero(group_of[here] == number)
+                ranked = mine[np.argsort(here[mine], kind="stable")]
+                found[number][place] = ranked.reshape(len(members[number]), -1)
+    return found
 
 
 def _attributes(model: nn.Module, atoms: Atoms, places: _Places) -> list[Attribute]:

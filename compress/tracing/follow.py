@@ -101,19 +101,22 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.atoms, self.names = atoms, names
         self.known: dict[int, Value] = {}  # of parameters and buffers
         self.stack = [""]
+        self.time = 0
+        self.writes: dict[int, int] = {}  # memory -> when an in-place operator last wrote to it
 
     def give(self, tensor: Tensor, value: Value) -> None:
         if id(tensor) not in self.names:
-            tensor._compress_value = (value, tensor._version)  # type: ignore[attr-defined]  # lives as long as it does
+            tensor._compress_value = (value, self.time)  # type: ignore[attr-defined]  # lives as long as the tensor
 
     def value(self, tensor: Tensor, kernel: bool = False) -> Value:
         name = self.names.get(id(tensor))
         if name is None:
-            found, version = getattr(tensor, "_compress_value", (None, 0))
+            found, time = getattr(tensor, "_compress_value", (None, 0))
             if found is None:
                 return Value.fixed(tuple(tensor.shape), constant=True)
             # written to since, through a view: it holds other numbers now, along the same dimensions
-            return found if version == tensor._version else Value(found.shape, list(found.labels))
+            fresh = self.writes.get(tensor.untyped_storage().data_ptr(), 0) <= time
+            return found if fresh else Value(found.shape, list(found.labels))
         if id(tensor) not in self.known:
             self.known[id(tensor)] = parameter(self.atoms, name, tensor, kernel)
         return self.known[id(tensor)]
@@ -132,6 +135,10 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for tensor in tensors_in((args, kwargs)):
                 self.look(tensor, func)
         result = func(*args, **kwargs)
+        self.time += 1
+        for a, tensor in zip(func._schema.arguments, args, strict=False):
+            if a.is_write and isinstance(tensor, Tensor):
+                self.writes[tensor.untyped_storage().data_ptr()] = self.time
         outputs = [t for t in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(t, Tensor)]
         if outputs:
             self.atoms.where = self.stack[-1]

@@ -1,0 +1,149 @@
+"""What a user gets wrong first, and what is said about it: where, what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from case import Net, build, example
+from cases import CASES
+from networks_plain import Block, cbr, head
+from torch import Tensor, nn
+
+import compress
+from compress import TraceError
+from compress.recipe import Target
+
+RECIPE = {"budget": {"macs": "50%"}}
+
+
+def model() -> nn.Module:
+    return nn.Sequential(cbr(3, 6), Block(6, 6), head(6)).eval()
+
+
+@pytest.mark.parametrize("call", [compress.prune, compress.preview])
+def test_inputs_of_a_wrong_shape_are_described(call: Any) -> None:
+    wrong = torch.randn(2, 4, 8, 8)
+    match = r"(?s)the model does not run on torch\.float32\[2, 4, 8, 8\]: it stops in 0\.0 .*expected.* 3 channels"
+    with pytest.raises(TraceError, match=match):
+        call(model(), RECIPE, example_inputs=wrong)
+    with pytest.raises(TraceError, match="leading batch dimension"):
+        call(model(), RECIPE, example_inputs=torch.randn(2, 8, 3, 8))
+
+
+def test_too_many_arguments_are_an_error() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    with pytest.raises(TraceError, match="it stops in the model with TypeError"):
+        compress.find_groups(model(), (x, x))
+    with pytest.raises(TraceError, match=r"picture=torch\.float32"):
+        compress.find_groups(model(), {"picture": x})
+    with pytest.raises(TraceError, match="no arguments"):
+        compress.find_groups(model(), ())
+
+
+@pytest.mark.parametrize("wrong", [None, "image.png", 3, {1, 2}])
+def test_inputs_that_are_no_call_are_an_error(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=f"example_inputs: expected a tensor, .* got {type(wrong).__name__}"):
+        compress.find_groups(model(), wrong)
+
+
+def test_inputs_may_be_a_tensor_a_tuple_or_a_dict() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
+
+        def forward(self, left: Tensor, right: Tensor | None = None) -> Tensor:
+            return self.b(torch.relu(self.a(left if right is None else left + right)))
+
+    x = torch.randn(5, 4)
+    for inputs in (x, (x,), (x, x), {"left": x}, {"left": x, "right": x}, (x, None)):
+        groups = compress.find_groups(Two(), inputs)
+        assert [(g.name, g.width) for g in groups] == [("a", 6)]
+        assert int(groups.cost.macs([6])) == 6 * 4 + 6 * 3  # of one example, whatever the batch
+
+
+def test_include_that_matches_nothing_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"target\.include: '1\.conv3' matches no module of the model; .*1\.conv"):
+        compress.find_groups(model(), torch.randn(1, 3, 8, 8), Target(include=("1.conv3",)))
+
+
+def test_exclude_that_matches_nothing_names_the_nearest() -> None:
+    recipe = RECIPE | {"target": {"exclude": ["re:1.con"]}}
+    match = r"target\.exclude: 're:1\.con' matches no module of the model; the nearest names are .*1\.conv1"
+    with pytest.raises(ValueError, match=match):
+        compress.prune(model(), recipe, example_inputs=torch.randn(1, 3, 8, 8))
+
+
+def test_expression_that_is_wrong_is_named() -> None:
+    with pytest.raises(ValueError, match=r"target\.exclude: .*re:\(head"):
+        compress.find_groups(model(), torch.randn(1, 3, 8, 8), Target(exclude=("re:(head",)))
+
+
+def names(**target: Any) -> list[str]:
+    case = CASES["residual_stream"]
+    return [g.name for g in compress.find_groups(build(case), example(case), Target(**target))]
+
+
+def test_target_says_which_groups_are_offered() -> None:
+    assert names() == ["1.conv1", "2.conv1"]
+    assert names(residual=True) == ["0.0", "1.conv1", "2.conv1"]
+    assert names(residual=True, channels=False) == ["0.0"]
+    assert names(channels=False) == []
+    assert names(include=("1",)) == ["1.conv1"]
+    assert names(include=("1", "re:2.*")) == ["1.conv1", "2.conv1"]
+    assert names(exclude=("re:.*conv1",)) == []
+    assert names(include=("1",), exclude=("1.conv1",)) == []
+    assert names(residual=True, exclude=("2.conv2",)) == ["1.conv1", "2.conv1"]
+
+
+def test_what_the_target_leaves_out_is_refused_with_that_reason() -> None:
+    case = CASES["residual_stream"]
+    groups = compress.find_groups(build(case), example(case), Target(exclude=("1.conv1",)))
+    reasons = {r.name: r.reason for r in groups.refused}
+    assert reasons.items() >= {"0.0": "target.residual is off", "1.conv1": "in target.exclude"}.items()
+
+
+def test_budget_that_cannot_be_met_is_an_error_in_prune_and_a_verdict_in_preview() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    recipe = {"budget": {"macs": "1%"}}
+    with pytest.raises(compress.BudgetError, match=r"budget\.macs: 1% .* cannot be reached; the smallest that can"):
+        compress.prune(model(), recipe, example_inputs=x)
+    seen = compress.preview(model(), recipe, example_inputs=x)
+    assert not seen.reachable
+    assert 0.01 < seen.smallest < 1
+    assert "cannot be reached" in seen.message
+    assert compress.preview(model(), {"budget": {"macs": seen.smallest}}, example_inputs=x).reachable
+
+
+def test_model_without_parameters_has_no_groups() -> None:
+    groups = compress.find_groups(nn.Sequential(nn.ReLU(), nn.Flatten()), torch.randn(1, 3, 8, 8))
+    assert len(groups) == 0
+
+
+def test_importance_of_a_model_with_broken_weights_is_an_error() -> None:
+    broken = model()
+    with torch.no_grad():
+        broken[1].conv2.weight[0, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"importance of 1\.conv1: .* NaN"):
+        compress.prune(broken, RECIPE, example_inputs=torch.randn(1, 3, 8, 8))
+
+
+def test_preview_and_prune_agree_on_costs() -> None:
+    case = CASES["residual_stream_with_projection"]
+    recipe = {"budget": {"macs": "60%"}, "target": {"residual": True}}
+    seen = compress.preview(build(case), recipe, example_inputs=example(case))
+    done = compress.prune(build(case), recipe, example_inputs=example(case))
+    assert seen.report.dense == done.report.dense
+    assert done.report.pruned.macs <= 0.6 * done.report.dense.macs
+    assert done.report.pruned.params == sum(p.numel() for p in done.model.parameters())
+    assert {row.name: row.kept for row in done.report.groups} == {n: len(k) for n, k in done.plan.keep.items()}
+
+
+def test_planted_useless_channel_is_ranked_last() -> None:
+    net = Net(lambda m, x: m.b(torch.relu(m.a(x))), a=nn.Linear(4, 8), b=nn.Linear(8, 3))
+    with torch.no_grad():
+        net.b.weight[:, [2, 5]] *= 1e-3
+    done = compress.prune(net, {"budget": {"dims": "75%"}}, example_inputs=torch.randn(1, 4))
+    assert done.plan.keep == {"a": [0, 1, 3, 4, 6, 7]}
