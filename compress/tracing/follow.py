@@ -133,7 +133,8 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         bound = {name: self._valued(v, convolution) for name, v in bound.items()}
         if LOOKS & set(func.tags):
             for tensor in tensors_in((args, kwargs)):
-                self.look(tensor, func)
+                if op != "index" or tensor.dtype in (torch.bool, torch.uint8):  # a mask picks as many as are set
+                    self.look(tensor, func)
         result = func(*args, **kwargs)
         self.time += 1
         for a, tensor in zip(func._schema.arguments, args, strict=False):
