@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import torch
@@ -28,31 +29,33 @@ class Block(nn.Module):
         return torch.relu(x + inner)
 
 
-def network(width: int = 32) -> nn.Module:
-    """A small residual network for 1x32x32 images."""
-    torch.manual_seed(0)
-    stem = [nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    down = [nn.Conv2d(width, 2 * width, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU()]
-    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10)]
-    model = nn.Sequential(*stem, Block(width), Block(width), *down, Block(2 * width), Block(2 * width), *head)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):  # as after training: no two channels alike
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, std=0.3)
-            module.running_mean = torch.randn(module.num_features) * 0.1
-    return model.eval()
+class Network(nn.Sequential):
+    """A small residual network for 1x32x32 images, with norms as after training: no two channels alike."""
+
+    def __init__(self, width: int = 32) -> None:
+        torch.manual_seed(0)
+        stem = nn.Sequential(nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        down = nn.Sequential(nn.Conv2d(width, 2 * width, 3, 2, 1, bias=False), nn.BatchNorm2d(2 * width), nn.ReLU())
+        stage1, stage2 = (nn.Sequential(Block(w), Block(w)) for w in (width, 2 * width))
+        head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10))
+        super().__init__(OrderedDict(stem=stem, stage1=stage1, down=down, stage2=stage2, head=head))
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.normal_(module.bias, std=0.3)
+                module.running_mean = torch.randn(module.num_features) * 0.1
 
 
 def quickstart(out: Console) -> None:
     """Prune, compare every stage with the one before, save, reload, and show the table."""
-    dense, x = network(), torch.randn(64, 1, 32, 32)
+    dense, x = Network().eval(), torch.randn(64, 1, 32, 32)
     out.print("[bold]1.[/] a residual network, cut to half of its multiply-adds by weight magnitude")
     pruned = prune(dense, "magnitude_half", example_inputs=x)
     out.print(pruned.report)
     out.print("[bold]2.[/] each stage computes what the one before did")
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         pruned.save(Path(folder) / "quickstart")
-        reloaded = load(network(), Path(folder) / "quickstart")
+        reloaded = load(Network().eval(), Path(folder) / "quickstart")
         zeroed = pruned.plan.zero_(copy.deepcopy(dense).double())
         sliced = pruned.plan.apply_(copy.deepcopy(dense).double())
         rows = [
