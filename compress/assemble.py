@@ -122,6 +122,7 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
         trace.parts,
         trace.notes,
         atoms.norms,
+        atoms.readers,
     )
 
 

@@ -46,7 +46,7 @@ def _find(model: nn.Module, example_inputs: Any, target: Target) -> Groups:
         found = trace(model, args, kwargs, target.one_path)
     groups = assemble(model, found)
     select(groups, model, target)
-    prove(model, groups)
+    prove(model, groups, found.shell)
     return groups
 
 

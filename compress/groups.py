@@ -74,7 +74,8 @@ class Groups:
     hints: list[Attribute] = field(default_factory=list)  # attributes that may have to follow, tried if the proof fails
     parts: list[Part] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    norms: dict[str, tuple[str, str] | None] = field(default_factory=dict)
+    norms: dict[str, tuple[str, str] | None] = field(default_factory=dict)  # reading weight -> norm of its input
+    readers: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code reads with it
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self.offered)

@@ -47,8 +47,9 @@ class Plan:
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         masks: dict[tuple[str, int], np.ndarray] = {}
         for group in groups:
-            dropped = np.setdiff1d(np.arange(group.width), kept[group.name])
-            if not dropped.size:
+            dropped = np.ones(group.width, dtype=bool)
+            dropped[kept[group.name]] = False
+            if not dropped.any():
                 continue
             for slot in group.slots:
                 shape = tuple(tensors[slot.tensor].shape)

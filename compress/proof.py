@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import math
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .gates import attach_
-from .groups import Group, Groups
+from .groups import Group, Groups, Index
 from .plan import Plan
 from .shell import shell
 from .slicing import slice_
@@ -30,13 +32,14 @@ class _Stuck(Exception):
         self.module = module
 
 
-def prove(model: nn.Module, groups: Groups) -> None:
+def prove(model: nn.Module, groups: Groups, ready: nn.Module | None = None) -> None:
     """Refuse every group that cannot be cut exactly. One pair of runs if all can; bisection finds those that cannot.
 
-    Where the model's code holds a width in an attribute of its own, the attribute is set along with the cut.
+    Where the model's code holds a width in an attribute of its own, the attribute is set along with the cut. `ready` is
+    a shell of the model that may be used up.
     """
     able = [g for g in groups.offered if g.width > 1]
-    if not able or _difference(model, groups, able) is None:
+    if not able or _difference(model, groups, able, ready) is None:
         return
     known, tried = groups.attributes, groups.attributes + groups.hints
     groups.attributes = tried
@@ -69,82 +72,152 @@ def _failing(model: nn.Module, groups: Groups, some: Sequence[Group]) -> dict[st
     return found or {g.name: f"only together with others: {problem}" for g in some}
 
 
-def _difference(model: nn.Module, groups: Groups, some: Sequence[Group]) -> str | _Stuck | None:
-    """Why zeroing and slicing half of each group do not agree, or None if they do."""
+def _difference(
+    model: nn.Module, groups: Groups, some: Sequence[Group], ready: nn.Module | None = None
+) -> str | _Stuck | None:
+    """Why zeroing and slicing most of each group do not agree, or None if they do. `ready` is a shell to use up."""
     random = np.random.default_rng(0)
-    keep = {g.name: np.sort(random.permutation(g.width)[: (g.width + 1) // 2]) for g in some}
+    keep = {g.name: np.sort(random.permutation(g.width)[: max(1, g.width // 4)]) for g in some}
     names = {g.name for g in some}
     chosen = replace(groups, offered=[g for g in groups.offered if g.name in names])
     chosen.cost = groups.cost.without({g.name for g in groups.offered} - names)
     plan = Plan.build(model, chosen, keep)
     why: str | _Stuck | None = None
     for dtype in (None, torch.float64):  # rounding can look like a difference in single precision, not in double
-        why = None
-        for part in groups.parts:
-            why = why or _compare(model, part, chosen, keep, plan, dtype)
+        copy = ready if ready is not None and dtype is None else shell(model)
+        _replace_(copy, _lively())
+        if dtype is not None:
+            _replace_(copy, lambda value: value.to(torch.float64))
+        why = _compare(copy, groups, plan, dtype)
         if not isinstance(why, str):
-            return why
+            break
     return why
 
 
-def _compare(
-    model: nn.Module, part: Part, groups: Groups, keep: dict[str, Any], plan: Plan, dtype: torch.dtype | None
-) -> str | _Stuck | None:
-    zeroed = shell(model, _lively(dtype))
-    for name, score in attach_(zeroed, groups).items():
-        dropped = np.setdiff1d(np.arange(len(score)), keep[name])
-        score.data[torch.as_tensor(dropped, device=score.device)] = 0
+@torch.no_grad()
+def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> str | _Stuck | None:
+    """Run a shell with what the plan drops silenced, then sliced."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    with _silenced(model, {} if dtype else groups.readers, plan):
+        try:
+            expected = [_run(model, part, dtype) for part in groups.parts]
+        except Exception as error:
+            return _Stuck(f"the model does not run in silence: {type(error).__name__}: {str(error)[:160]}", "")
+    for buffer, before in buffers:  # a run may change them
+        buffer.copy_(before)
+    slice_(model, plan)
     try:
-        expected = _run(zeroed, part, dtype)
-    except Exception as error:
-        return _Stuck(f"the model does not run with gates: {type(error).__name__}: {str(error)[:160]}", "")
-    del zeroed
-    sliced = shell(model, _lively(dtype))
-    entered: list[str] = []
-
-    def leave(*_: Any) -> None:
-        entered.pop()
-
-    for name, module in slice_(sliced, plan).named_modules():
-        module.register_forward_pre_hook(lambda _, __, name=name: entered.append(name))
-        module.register_forward_hook(leave)
-    try:
-        got = _run(sliced, part, dtype)
+        got = [_run(model, part, dtype) for part in groups.parts]
     except Exception as error:  # the model's own code, at a width it was not written for
-        text = " ".join(str(error).split())[:160]
-        where = entered[-1] if entered else part.name
-        return _Stuck(
-            f"the code of {where or 'the model'} does not run at another width: {type(error).__name__}: {text}", where
-        )
-    if len(expected) != len(got):
-        return f"zeroed and sliced outputs differ: {len(expected)} tensors became {len(got)}"
-    for a, b in zip(expected, got, strict=True):
-        if a.shape != b.shape:
-            return f"zeroed and sliced outputs differ in shape: {list(a.shape)} became {list(b.shape)}"
-        if not a.is_floating_point():
-            continue
-        scale = a.abs().max().nan_to_num() + 1e-30 if a.numel() else 1.0
-        off = (
-            float(((a - b).abs() / scale).nan_to_num(nan=0.0 if a.isnan().equal(b.isnan()) else 1.0).max())
-            if a.numel()
-            else 0.0
-        )
-        if off > TOLERANCE.get(a.dtype, 3e-2):
-            return f"zeroed and sliced outputs differ by {off:.1e} of their range"
+        where = _where(error, model)
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        return _Stuck(f"the code of {where or 'the model'} does not run at another width: {text}", where)
+    for one, other in zip(expected, got, strict=True):
+        if len(one) != len(other):
+            return f"zeroed and sliced outputs differ: {len(one)} tensors became {len(other)}"
+        for a, b in zip(one, other, strict=True):
+            if a.shape != b.shape:
+                return f"zeroed and sliced outputs differ in shape: {list(a.shape)} became {list(b.shape)}"
+            if (off := _distance(a, b)) > TOLERANCE.get(a.dtype, 3e-2):
+                return f"zeroed and sliced outputs differ by {off:.1e} of their range"
     return None
 
 
-def _lively(dtype: torch.dtype | None) -> Callable[[Tensor], Tensor]:
+def _distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference as a part of the largest number; NaN has to meet NaN."""
+    if not a.numel() or not a.is_floating_point():
+        return 0.0
+    if not a.isnan().equal(b.isnan()):
+        return math.inf
+    scale = a.nan_to_num().abs().max() + 1e-30
+    return float(((a - b).nan_to_num().abs() / scale).max())
+
+
+@contextlib.contextmanager
+def _silenced(model: nn.Module, readers: Mapping[str, set[str]], plan: Plan) -> Iterator[None]:
+    """Readers do not hear what the plan drops: it is zeroed in their inputs, at the price of an activation.
+
+    Where a weight is not known to be read by its own layer alone, its columns are zeroed instead.
+    """
+    modules = dict(model.named_modules())
+    undo: list[Callable[[], Any]] = []
+    for name, dims in plan.reads.items():
+        path, _, leaf = name.rpartition(".")
+        layer = modules[path]
+        plain = isinstance(layer, nn.Linear) or (isinstance(layer, nn.modules.conv._ConvNd) and layer.groups == 1)
+        plain = plain and dims == [0 if getattr(layer, "transposed", False) else 1]
+        gone = np.setdiff1d(np.arange(plan.shapes[name][dims[0]]), plan.slices[name][dims[0]])
+        if plain and readers.get(name) == {path}:
+            undo.append(layer.register_forward_pre_hook(_deaf(gone, -1 if isinstance(layer, nn.Linear) else 1)).remove)
+            continue
+        quiet = getattr(layer, leaf).detach().clone()
+        for dim in dims:
+            gone = np.setdiff1d(np.arange(plan.shapes[name][dim]), plan.slices[name][dim])
+            quiet.index_fill_(dim, torch.as_tensor(gone, device=quiet.device), 0)
+        undo.append(_swap_(model, getattr(layer, leaf), quiet))
+    try:
+        yield
+    finally:
+        for back in undo:
+            back()
+
+
+def _deaf(gone: Index, dim: int) -> Callable[..., Any]:
+    def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].index_fill(dim, torch.as_tensor(gone, device=inputs[0].device), 0), *inputs[1:])
+
+    return hook
+
+
+def _swap_(model: nn.Module, old: Tensor, new: Tensor) -> Callable[[], None]:
+    """Put another tensor wherever a shell holds this one; the model that the shell was made of keeps its own."""
+    tables: list[dict[str, Any]] = [t for m in model.modules() for t in (m._parameters, m._buffers)]
+    places = [(table, key) for table in tables for key, tensor in table.items() if tensor is old]
+    put = nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+    for table, key in places:
+        table[key] = put
+
+    def back() -> None:
+        for table, key in places:
+            table[key] = old
+
+    return back
+
+
+def _replace_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Put what `change` makes of a shell's tensors in their place; the model it was made of keeps its own."""
+    new: dict[int, Tensor] = {}
+    for module in model.modules():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for key, tensor in table.items():
+                if tensor is None or not tensor.is_floating_point():
+                    continue
+                if id(tensor) not in new:
+                    value = change(tensor.detach())
+                    trained = isinstance(tensor, nn.Parameter)
+                    new[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if trained else value
+                table[key] = new[id(tensor)]
+
+
+def _lively() -> Callable[[Tensor], Tensor]:
     """Random values for constant vectors (fresh norms, layer scales): a factor of zero or one would hide an error."""
     generator = torch.Generator().manual_seed(0)
 
     def change(value: Tensor) -> Tensor:
-        small = value.is_floating_point() and 1 < value.numel() <= 2**17
-        if small and bool((value == value.flatten()[0]).all()):
-            value = (0.5 + torch.rand(value.shape, generator=generator)).to(value)
-        return value.to(dtype) if dtype is not None and value.is_floating_point() else value
+        if 1 < value.numel() <= 2**17 and bool((value == value.flatten()[0]).all()):
+            return (0.5 + torch.rand(value.shape, generator=generator)).to(value)
+        return value
 
     return change
+
+
+def _where(error: Exception, model: nn.Module) -> str:
+    """The innermost module whose code was at work."""
+    names = {id(module): name for name, module in model.named_modules()}
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [names[id(module)] for module in frames if id(module) in names]
+    return found[-1] if found else ""
 
 
 def _run(model: nn.Module, part: Part, dtype: torch.dtype | None) -> list[Tensor]:

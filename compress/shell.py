@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), type)
 
 
-def shell(model: nn.Module, change: Callable[[Tensor], Tensor] = lambda t: t) -> nn.Module:
-    """Copy the modules and buffers; parameters are shared, or what `change` makes of them.
+def shell(model: nn.Module) -> nn.Module:
+    """Copy the modules and buffers and share the parameters.
 
     Running the copy changes nothing of the model, not even buffers that its code updates.
     """
     memo: dict[int, Any] = {}
-    for parameter in model.parameters():
-        value = change(parameter.detach())
-        value = value.clone() if value.is_inference() else value  # a normal tensor, which gates can hold
-        untouched = value.data_ptr() == parameter.data_ptr() and value.dtype == parameter.dtype
-        memo[id(parameter)] = parameter if untouched else nn.Parameter(value, requires_grad=parameter.requires_grad)
-    for buffer in model.buffers():
-        value = change(buffer.detach())
-        memo[id(buffer)] = value.clone() if value.data_ptr() == buffer.data_ptr() else value
-    return copy.deepcopy(model, memo)
+    for p in model.parameters():
+        memo[id(p)] = nn.Parameter(p.clone(), p.requires_grad) if p.is_inference() else p
+    return _copied(model, memo)
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """`copy.deepcopy` without its detours for what every module holds: empty tables of hooks, numbers, children."""
+    ways = ("__deepcopy__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")  # of a class to copy itself
+    own_way = any(getattr(type(module), way, None) is not getattr(object, way, None) for way in ways)
+    if id(module) in memo or own_way:
+        return copy.deepcopy(module, memo)
+    made = memo[id(module)] = module.__new__(type(module))
+    own = vars(made)
+    for name, value in vars(module).items():
+        if isinstance(value, PLAIN):
+            own[name] = value
+        elif isinstance(value, dict) and not value:
+            own[name] = copy.copy(value)
+        elif name == "_parameters":
+            own[name] = {key: None if p is None else memo[id(p)] for key, p in value.items()}
+        elif name == "_modules":
+            own[name] = {key: None if child is None else _copied(child, memo) for key, child in value.items()}
+        else:
+            own[name] = copy.deepcopy(value, memo)
+    return made

@@ -62,7 +62,7 @@ def _give_bias(module: nn.Module, size: int, rows: Any) -> None:
 
 def _cut(tensor: Tensor, dims: dict[int, Any]) -> Tensor:
     out = tensor.detach()
-    for dim, kept in dims.items():
+    for dim, kept in sorted(dims.items()):  # whole rows first: that is the cheap way
         out = out.index_select(dim, torch.as_tensor(kept, device=tensor.device))
     for layout, rank in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
         if tensor.ndim == rank and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout):

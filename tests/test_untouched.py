@@ -112,3 +112,16 @@ def test_hooks_of_the_user_stay_and_see_their_own_model_only() -> None:
     pruned = compress.prune(model, RECIPE, example_inputs=torch.randn(1, 3, 8, 8))
     assert list(model[0]._forward_hooks) == [handle.id]
     assert pruned.model[0] is not model[0]
+
+
+def test_weights_stay_single_where_the_proof_takes_a_second_look_in_double() -> None:
+    def scaled(m: Any, x: Tensor) -> Tensor:
+        y = m.conv1(x)
+        return m.conv2(y * y.shape[1] ** -0.5)  # a width that no operator shows
+
+    torch.manual_seed(0)
+    model = Net(scaled, conv1=nn.Conv2d(3, 6, 3), conv2=nn.Conv2d(6, 4, 3)).eval()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    groups = compress.find_groups(model, torch.randn(1, 3, 8, 8))
+    assert any("zeroed and sliced outputs differ" in r.reason for r in groups.refused)
+    assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in model.named_parameters())

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from ..groups import Groups
 from . import method
 
+CHUNK = 2**22
+
 
 @method("magnitude")
 @torch.no_grad()
@@ -26,8 +28,17 @@ def magnitude(model: nn.Module, groups: Groups, seed: int) -> dict[str, Tensor]:
         total = torch.zeros(group.width, dtype=torch.float64)
         for slot in group.readers:
             weight = tensors[slot.tensor]
-            squares = weight.double().square().sum([d for d in range(weight.ndim) if d != slot.dim]).cpu()
-            total += squares[torch.as_tensor(slot.index)].sum(1)
-        norms = total.sqrt()
-        found[group.name] = norms / norms.mean().clamp_min(torch.finfo(norms.dtype).tiny)
+            total += _squares(weight, slot.dim).double().cpu()[torch.as_tensor(slot.index)].sum(1)
+        sizes = total.sqrt()
+        found[group.name] = sizes / sizes.mean().clamp_min(torch.finfo(sizes.dtype).tiny)
     return found
+
+
+def _squares(weight: Tensor, dim: int) -> Tensor:
+    """The sum of squares at each position along `dim`, some rows at a time to save memory."""
+    others = [d for d in range(weight.ndim) if d != dim]
+    if dim == 0:
+        return weight.square().sum(others)
+    rows = max(1, CHUNK * len(weight) // weight.numel())
+    parts = [part.square().sum(others) for part in torch.split(weight, rows)]
+    return torch.stack(parts).sum(0)

@@ -30,6 +30,7 @@ class Part:
 @dataclass
 class Trace:
     atoms: Atoms
+    shell: nn.Module  # what was run in the model's place
     parts: list[Part] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -56,8 +57,8 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], on
     Raises:
         TraceError: the model does not run on these inputs.
     """
-    found = Trace(Atoms())
-    model = shell(model)
+    found = Trace(Atoms(), shell(model))
+    model = found.shell
     with mode(model, training=False):
         try:
             used = follow(found.atoms, model, args, kwargs)

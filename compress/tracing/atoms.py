@@ -65,6 +65,7 @@ class Atoms:
     hints: list[Hint] = field(default_factory=list)
     grouped: dict[str, tuple[int, bool]] = field(default_factory=dict)  # conv weight -> groups, whole groups are cut
     norms: dict[str, tuple[str, str] | None] = field(default_factory=dict)  # reading weight -> its input's `norm`
+    readers: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code reads with it
     where: str | None = None  # the module whose operator is at work, for reasons and hints
     _edges: list[tuple[Labels, Labels]] = field(default_factory=list)
     _marks: dict[str, list[Labels]] = field(default_factory=dict)

@@ -24,6 +24,7 @@ def read(atoms: Atoms, x: Labels | None, columns: Labels | None, weight: Value, 
     if not weight.weight:
         return atoms.freeze(columns, "is read by a weight that is computed, not stored")
     atoms.mark(columns, "read")
+    atoms.readers.setdefault(weight.name, set()).add(atoms.where or "")
     atoms.norms[weight.name] = None if weight.name in atoms.norms else norm
 
 
