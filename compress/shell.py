@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any
 
 from torch import nn
@@ -24,16 +25,18 @@ def shell(model: nn.Module) -> nn.Module:
 def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """`copy.deepcopy` without its detours for what every module holds: empty tables of hooks, numbers, children."""
     ways = ("__deepcopy__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")  # of a class to copy itself
-    own_way = any(getattr(type(module), way, None) is not getattr(object, way, None) for way in ways)
+    own_way = any(getattr(type(module), way, None) is not getattr(nn.Module, way, None) for way in ways)
     if id(module) in memo or own_way:
         return copy.deepcopy(module, memo)
     made = memo[id(module)] = module.__new__(type(module))
     own = vars(made)
     for name, value in vars(module).items():
-        if isinstance(value, PLAIN):
+        if name == "_compiled_call_impl":
+            continue  # it would run the original
+        if isinstance(value, PLAIN) or (type(value) is tuple and all(isinstance(v, PLAIN) for v in value)):
             own[name] = value
-        elif isinstance(value, dict) and not value:
-            own[name] = copy.copy(value)
+        elif type(value) in (dict, OrderedDict) and not value:
+            own[name] = type(value)()
         elif name == "_parameters":
             own[name] = {key: None if p is None else memo[id(p)] for key, p in value.items()}
         elif name == "_modules":
