@@ -1,0 +1,31 @@
+"""CIFAR-10 from its JPEG archive, normalised as the trained networks expect it."""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from .results import ROOT
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def add_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of data and models")
+
+
+def cifar10(data: Path, split: str, count: int, start: int = 0) -> tuple[Tensor, Tensor]:
+    """Images `start` to `start + count` of the `train` or `test` split, and their labels."""
+    with np.load(data / "cifar10" / f"{split}.npz") as archive:
+        jpeg, offset, label = (archive[key] for key in ("jpeg", "offset", "label"))
+    which = range(start, start + count)
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(jpeg[offset[i] : offset[i + 1]].tobytes()))) for i in which])
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
+    images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    return images, torch.from_numpy(label[start : start + count].astype(np.int64))

@@ -1,0 +1,59 @@
+"""The residual networks for CIFAR-10 of He et al., Deep residual learning for image recognition, 2015, section 4.2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters (option A): every second pixel, zeros as new channels."""
+
+    def __init__(self, inside: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inside, planes, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.pad = planes // 4 if stride != 1 or inside != planes else 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        out = self.bn2(self.conv2(out))
+        if self.pad:
+            x = F.pad(x[:, :, ::2, ::2], (0, 0, 0, 0, self.pad, self.pad))
+        return F.relu(out + x)
+
+
+class CifarResNet(nn.Module):
+    """Three stages of 16, 32 and 64 channels, (depth - 2) / 6 blocks each."""
+
+    def __init__(self, depth: int, classes: int = 10) -> None:
+        super().__init__()
+        blocks = (depth - 2) // 6
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.layer1 = self._stage(16, 16, blocks, 1)
+        self.layer2 = self._stage(16, 32, blocks, 2)
+        self.layer3 = self._stage(32, 64, blocks, 2)
+        self.linear = nn.Linear(64, classes)
+
+    @staticmethod
+    def _stage(inside: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
+        rest = [Block(planes, planes, 1) for _ in range(blocks - 1)]
+        return nn.Sequential(Block(inside, planes, stride), *rest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        return self.linear(x.mean((2, 3)))
+
+
+def cifar_resnet(name: str, data: Path) -> CifarResNet:
+    """The trained network `resnet20` or `resnet56`, in eval mode."""
+    model = CifarResNet(int(name.removeprefix("resnet")))
+    model.load_state_dict(torch.load(data / "models" / f"{name}.pt", weights_only=True))
+    return model.eval()
