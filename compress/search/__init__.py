@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from ..groups import Groups
@@ -27,5 +26,3 @@ def importance(name: str, model: nn.Module, groups: Groups, seed: int = 0) -> di
 
 
 from . import magnitude, random  # noqa: E402, F401
-
-__all__ = ["METHODS", "importance", "method", "torch"]
