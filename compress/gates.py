@@ -28,7 +28,10 @@ class Gate(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         factor = torch.cat([self.one, *self.scores])[self.index]
-        return weight * factor.to(weight.dtype).view(self.view)
+        scaled = weight * factor.to(weight.dtype).view(self.view)
+        if not torch.is_grad_enabled():  # products choose their kernel by this flag, and kernels round differently
+            scaled.requires_grad_(weight.requires_grad)
+        return scaled
 
 
 def attach_(model: nn.Module, groups: Iterable[Group]) -> dict[str, nn.Parameter]:
