@@ -57,9 +57,10 @@ def one(
     test: Any,
 ) -> dict[str, Any]:
     """Cut the same dimensions twice, once plainly and once compensated."""
-    importance = search.importance(method, model, groups, seed)
+    config = search.config_class(method)(method=method)
+    importance = search.importance(config, model, groups, seed)
     try:
-        keep = choose(groups, importance, Budget(macs=left), target)
+        keep = choose(groups, importance, Budget(macs=left), target, ranking=config.ranking)
     except BudgetError as error:
         return {"error": str(error)}
     plan, again = Plan.build(model, groups, keep), Plan.build(model, groups, keep)

@@ -48,9 +48,9 @@ def run(name: str) -> dict[str, Any]:
     groups = find_groups(model, inputs, target)
     found = time.perf_counter()
     row: dict[str, Any] = {"seconds_find": found - start, "smallest": smallest(groups, budget, target)}
-    importance = search.importance(RECIPE.search.method, model, groups, RECIPE.search.seed)
+    importance = search.importance(RECIPE.search, model, groups, RECIPE.seed)
     try:
-        keep = choose(groups, importance, budget, target)
+        keep = choose(groups, importance, budget, target, ranking=RECIPE.search.ranking)
     except BudgetError:  # as far as it goes, so that the cut is checked all the same
         least = dict(zip(groups.cost.names, Bounds.of(groups, target).least, strict=True))
         keep = {n: importance[n].argsort(descending=True)[: int(k)].sort().values.numpy() for n, k in least.items()}

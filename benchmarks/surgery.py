@@ -54,8 +54,8 @@ def ours(name: str, model: nn.Module, inputs: Any) -> dict[str, float]:
     marks = [time.perf_counter()]
     groups = find_groups(model, inputs, RECIPE.target)
     marks.append(time.perf_counter())
-    importance = search.importance(RECIPE.search.method, model, groups, RECIPE.search.seed)
-    keep = choose(groups, importance, RECIPE.budget, RECIPE.target)
+    importance = search.importance(RECIPE.search, model, groups, RECIPE.seed)
+    keep = choose(groups, importance, RECIPE.budget, RECIPE.target, ranking=RECIPE.search.ranking)
     marks.append(time.perf_counter())
     slice_(model, Plan.build(model, groups, keep))
     marks.append(time.perf_counter())

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import difflib
-import math
-from collections.abc import Iterator, Mapping
-from importlib import resources
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, SerializeAsAny, WrapValidator, model_validator
+from pydantic.json_schema import WithJsonSchema
+
+from . import search as searches
+from .fields import Left, NotNegative, Positive, Share, Strict, Training, Width
+from .search import SearchConfig
+
+UNITS = ("macs", "params", "dims", "latency")
 
 
-class RecipeError(ValueError):
-    """A recipe that cannot be used; the message names every place that is wrong."""
+class Bound(Strict):
+    """How narrow and how wide a group may become, in dimensions or as a part of its dense width."""
 
+    least: Width | None = None
+    most: Width | None = None
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    @model_validator(mode="after")
+    def _order(self) -> Bound:
+        if self.least is None and self.most is None:
+            raise ValueError("expected least, most or both; got none")
+        if type(self.least) is type(self.most) and self.least > self.most:  # type: ignore[operator]
+            raise ValueError(f"expected least <= most; got {self.least} and {self.most}")
+        return self
 
 
 class Target(Strict):
@@ -34,29 +44,9 @@ class Target(Strict):
     )
     round_to: int = Field(1, ge=1, description="keep a multiple of this many dimensions in each group")
     min_keep: int = Field(2, ge=1, description="keep at least this many dimensions in each group")
-
-
-def _left(value: Any) -> Any:
-    """`0.5` or `50%`: the fraction that is left."""
-    expected = 'expected what is left, as 0 < x <= 1 or "50%"'
-    if isinstance(value, str) and value.strip().endswith("%"):
-        try:
-            number = float(value.strip()[:-1]) / 100
-        except ValueError:
-            raise ValueError(f"{expected}; got {value!r}") from None
-    elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        number = float(value)
-    else:
-        try:
-            number = float(value) if isinstance(value, str) else math.nan
-        except ValueError:
-            number = math.nan
-    if not 0 < number <= 1:
-        raise ValueError(f"{expected}; got {value!r}" + (f'. Did you mean "{number:g}%"?' if 1 < number <= 100 else ""))
-    return number
-
-
-Left = Annotated[float, BeforeValidator(_left, json_schema_input_type=float | str)]
+    bounds: dict[str, Bound] = Field(
+        default_factory=dict, description="group (name, or re:REGEX) -> {least: 8, most: 50%}; the last match counts"
+    )
 
 
 class Budget(Strict):
@@ -65,17 +55,18 @@ class Budget(Strict):
     macs: Left | None = None
     params: Left | None = None
     dims: Left | None = None
+    latency: Left | None = Field(None, description="measured on the device of the run; see timing")
 
     @model_validator(mode="after")
     def _one(self) -> Budget:
-        given = [name for name in ("macs", "params", "dims") if getattr(self, name) is not None]
+        given = [name for name in UNITS if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"expected exactly one of macs, params, dims; got {' and '.join(given) or 'none'}")
+            raise ValueError(f"expected exactly one of {', '.join(UNITS)}; got {' and '.join(given) or 'none'}")
         return self
 
     @property
     def unit(self) -> str:
-        return next(name for name in ("macs", "params", "dims") if getattr(self, name) is not None)
+        return next(name for name in UNITS if getattr(self, name) is not None)
 
     @property
     def left(self) -> float:
@@ -84,11 +75,70 @@ class Budget(Strict):
         return value
 
 
-class Search(Strict):
-    """How the importance of dimensions is found."""
+class Timing(Strict):
+    """How latency is measured, for a latency budget and for the report."""
 
-    method: Literal["magnitude", "random"] = "magnitude"
-    seed: int = 0
+    batch_size: int = Field(1, ge=1)
+    repeats: int = Field(30, ge=3, description="runs of each network, taken in turn; the median counts")
+
+
+class Distill(Strict):
+    """Knowledge distillation from the dense model: KL of its softened predictions (Xue 2022, 4.2.1)."""
+
+    temperature: Positive = 4.0
+    weight: NotNegative = Field(0.5, description="loss = task loss + weight * KL(teacher / T, student / T)")
+    features: tuple[str, ...] = Field((), description="modules whose outputs are to agree, too", strict=False)
+    feature_weight: NotNegative = Field(1.0, description="of their mean squared difference, relative to the teacher's")
+
+
+class Finetune(Training):
+    """Training of the compact network, from the weights that the search left."""
+
+    distill: Distill | None = None
+    label_smoothing: Share = 0.0
+    mixup: NotNegative = Field(0.0, description="alpha of mixup (timm); 0 is off")
+    cutmix: NotNegative = Field(0.0, description="alpha of cutmix (timm); 0 is off")
+    ema: Share | None = Field(
+        None, description="decay of a moving average of the weights, such as 0.999, which is kept"
+    )
+    recalibrate: int = Field(0, ge=0, description="batches on which batch norms are measured anew before training")
+    best: bool | None = Field(
+        None, description="keep the weights that are best on the validation data (default: where there are some)"
+    )
+
+
+class Data(Strict):
+    """Loaders by name, for the command line and for recipes that stand alone."""
+
+    source: str | None = Field(
+        None, description="digits, cifar10:FOLDER, cifar100:FOLDER, folder:FOLDER or package.module:factory"
+    )
+    batch_size: int = Field(128, ge=1)
+    size: int | None = Field(
+        None, ge=1, description="height and width of the images (default: as they are, folder: 224)"
+    )
+    workers: int = Field(0, ge=0)
+
+
+def _known(name: str) -> str:
+    searches.search_class(name)
+    return name
+
+
+class _Named(Strict):
+    """Only for the place of the error where the method is unknown."""
+
+    method: Annotated[str, AfterValidator(_known)]
+
+
+def _search(value: Any, handler: Any) -> Any:
+    """The method's own config; its errors keep their places."""
+    if isinstance(value, SearchConfig):
+        return value
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected a method and its settings, as {{method: netslim, epochs: 10}}; got {value!r}")
+    named = _Named(method=value.get("method", "magnitude"))
+    return searches.config_class(named.method).model_validate({"method": named.method} | dict(value))
 
 
 class Recipe(Strict):
@@ -100,8 +150,16 @@ class Recipe(Strict):
 
     target: Target = Field(default_factory=lambda: Target())
     budget: Budget
-    search: Search = Field(default_factory=lambda: Search())
+    search: Annotated[
+        SerializeAsAny[SearchConfig], WrapValidator(_search), WithJsonSchema({"type": "object"})
+    ] = Field(default_factory=lambda: searches.config_class("magnitude")(method="magnitude"))
+    steps: int = Field(1, ge=1, description="rounds of search and cut, each a step nearer to the budget")
     compensate: bool = Field(False, description="fold the mean of what is dropped into the readers' biases")
+    finetune: Finetune | None = Field(None, description="training of the compact network; none if left out")
+    timing: Timing = Field(default_factory=lambda: Timing())
+    task: str | None = Field(None, description="package.module:factory of a Task, if not classification from loaders")
+    data: Data = Field(default_factory=lambda: Data())
+    seed: int = Field(0, ge=0)
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
@@ -110,89 +168,21 @@ class Recipe(Strict):
         Raises:
             RecipeError: no such recipe, or all that is wrong in it.
         """
-        if isinstance(source, Recipe):
-            return source
-        if isinstance(source, Mapping):
-            return cls._validate(dict(source), "recipe", {})
-        path = Path(source)
-        if not path.is_file():
-            path = _packaged(str(source))
-        try:
-            text = path.read_text()
-            data = yaml.safe_load(text)
-            found = list(_places(yaml.compose(text)))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{path}: not YAML: {error}") from error
-        places = dict(found)
-        for key, (line, column) in found:
-            if key and [k for k, _ in found].count(key) > 2:  # once as a key and once as its value
-                raise RecipeError(f"{path}: {'.'.join(map(str, key))} (line {line}, column {column}) is given twice")
-        if not isinstance(data, Mapping):
-            raise RecipeError(f"{path}: expected keys such as budget, target and search; got {type(data).__name__}")
-        return cls._validate(dict(data), str(path), places)
+        from .reading import read
+
+        return source if isinstance(source, Recipe) else read(source)
 
     @classmethod
-    def _validate(cls, data: dict[str, Any], origin: str, places: Mapping[tuple[Any, ...], tuple[int, int]]) -> Recipe:
-        try:
-            return cls.model_validate(data)
-        except ValidationError as error:
-            lines = [_explain(e, places) for e in error.errors()]
-            raise RecipeError(
-                f"{origin}: {len(lines)} thing{'s' * (len(lines) > 1)} to mend\n  " + "\n  ".join(lines)
-            ) from None
-
-
-def packaged() -> dict[str, Path]:
-    """The recipes that come with the library, by name."""
-    folder = Path(str(resources.files("compress.recipes")))
-    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
-
-
-def _packaged(name: str) -> Path:
-    known = packaged()
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    raise RecipeError(
-        f"{name}: expected the path of a YAML file or one of the packaged recipes ({', '.join(known) or 'none'})"
-        + (f". Did you mean {near[0]}?" if near else "")
-    )
-
-
-def _places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], tuple[int, int]]]:
-    """Line and column of every key and item of a YAML document."""
-    if node is None:
-        return
-    yield path, (node.start_mark.line + 1, node.start_mark.column + 1)
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from _places(value, (*path, key.value))
-            yield (*path, key.value), (key.start_mark.line + 1, key.start_mark.column + 1)
-    elif isinstance(node, yaml.SequenceNode):
-        for i, value in enumerate(node.value):
-            yield from _places(value, (*path, i))
-
-
-def _explain(error: Any, places: Mapping[tuple[Any, ...], tuple[int, int]]) -> str:
-    """One line: where, what was expected, what came, what to do."""
-    path = tuple(error["loc"])
-    line = places.get(path) or places.get(path[:-1])
-    where = ".".join(map(str, path)) + (f" (line {line[0]}, column {line[1]})" if line else "")
-    if error["type"] == "extra_forbidden":
-        known = _fields(path[:-1])
-        near = difflib.get_close_matches(str(path[-1]), known, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        return f"{where}: expected one of {', '.join(known)}; got {path[-1]!r}.{hint}"
-    if error["type"] == "missing":
-        return f"{where}: required, and missing"
-    text = error["msg"].removeprefix("Value error, ")
-    if error["type"] == "value_error":
-        return f"{where}: {text}"
-    return f"{where}: {text[0].lower()}{text[1:]}; got {error['input']!r}"
-
-
-def _fields(path: tuple[Any, ...]) -> list[str]:
-    model: Any = Recipe
-    for key in path:
-        model = model.model_fields[key].annotation
-    return list(model.model_fields)
+    def schema_for_editors(cls) -> dict[str, Any]:
+        """The JSON schema, with the settings of every search that is registered, and `extends`."""
+        schema = cls.model_json_schema()
+        options = []
+        for name in searches.names():
+            config = searches.config_class(name).model_json_schema()
+            schema["$defs"] |= config.pop("$defs", {})
+            schema["$defs"][f"search_{name}"] = config
+            options.append({"$ref": f"#/$defs/search_{name}"})
+        schema["properties"]["search"] = {"anyOf": options, "description": "how the importance of dimensions is found"}
+        schema["properties"]["extends"] = {"type": "string", "description": "a recipe (name or path) to start from"}
+        schema.pop("required", None)  # what is extended may give it
+        return schema

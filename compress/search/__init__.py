@@ -2,27 +2,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from torch import Tensor, nn
+from pydantic import Field
+from torch import Tensor, nn, optim
 
-from ..groups import Groups
+from ..fields import Strict, Training
 
-Method = Callable[[nn.Module, Groups, int], dict[str, Tensor]]
-METHODS: dict[str, Method] = {}
+if TYPE_CHECKING:
+    from ..groups import Groups
+    from ..task import Task
+
+Ranking = Literal["cost", "global", "group"]
+RANKING = "across groups: by importance per unit of the budget's cost, as it is, or relative to its group's mean"
 
 
-def method(name: str) -> Callable[[Method], Method]:
-    def add(function: Method) -> Method:
-        METHODS[name] = function
-        return function
+class SearchConfig(Strict):
+    """The settings of a search; one that trains has those of `Training`, too."""
+
+    method: str
+    ranking: Ranking = Field("global", description=RANKING)
+
+    @property
+    def training(self) -> Training | None:
+        """How the search trains; None if it does not."""
+        return self if isinstance(self, Training) else None
+
+
+@dataclass
+class Job:
+    """What a search works on: a copy of the model that is its own, on the device, and how many steps it will make."""
+
+    model: nn.Module
+    groups: Groups
+    task: Task
+    steps: int
+    seed: int = 0
+
+
+class Search(ABC):
+    """One algorithm. The loop, logging, budget, ranking and checkpoints are not its business.
+
+    A search that trains has a `Config` that derives from `Training`, a `step`, and its `optimizers`; what else it has
+    to remember from step to step it names in `state`.
+    """
+
+    Config: ClassVar[type[SearchConfig]] = SearchConfig
+    optimizers: Sequence[optim.Optimizer] = ()
+
+    def __init__(self, config: Any, job: Job) -> None:
+        self.config, self.job, self.done = config, job, 0
+
+    def step(self, batch: Any) -> dict[str, Tensor]:
+        """Train on one batch; returns the terms of the loss."""
+        raise TypeError(f"{type(self).__name__} does not train")
+
+    @abstractmethod
+    def importance(self) -> dict[str, Tensor]:
+        """The importance of every dimension of every group."""
+
+    def state(self) -> dict[str, Tensor]:
+        """Tensors beyond the model's and the optimisers' that a resumed search needs; they are restored in place."""
+        return {}
+
+
+_REGISTRY: dict[str, type[Search]] = {}
+Class = TypeVar("Class", bound=type[Search])
+
+
+def register_search(name: str) -> Callable[[Class], Class]:
+    """Make a search known to recipes as `search: {method: NAME}`.
+
+    Raises:
+        ValueError: the name is taken.
+        TypeError: the class or its config is not of the form that a search has.
+    """
+
+    def add(cls: Class) -> Class:
+        if not (isinstance(cls, type) and issubclass(cls, Search)):
+            raise TypeError(f"search {name}: expected a class derived from compress.Search; got {cls!r}")
+        if not issubclass(cls.Config, SearchConfig):
+            raise TypeError(f"search {name}: expected Config to derive from SearchConfig; got {cls.Config!r}")
+        if _REGISTRY.get(name, cls).__qualname__ != cls.__qualname__:
+            raise ValueError(f"search {name}: the name is taken by {_REGISTRY[name].__qualname__}; choose another")
+        _REGISTRY[name] = cls
+        return cls
 
     return add
 
 
-def importance(name: str, model: nn.Module, groups: Groups, seed: int = 0) -> dict[str, Tensor]:
-    """The importance of every dimension of every group, by a method that needs no data."""
-    return METHODS[name](model, groups, seed)
+def names() -> list[str]:
+    """The searches that recipes may name."""
+    return sorted(_REGISTRY)
 
 
-from . import magnitude, random  # noqa: E402, F401
+def search_class(name: Any) -> type[Search]:
+    """
+    Raises:
+        ValueError: no search of that name is registered.
+    """
+    if name not in _REGISTRY:
+        near = difflib.get_close_matches(str(name), names(), n=1)
+        hint = f" Did you mean {near[0]}?" if near else " Register one of your own with compress.register_search."
+        raise ValueError(f"expected one of {', '.join(names())}; got {name!r}.{hint}")
+    return _REGISTRY[name]
+
+
+def config_class(name: Any) -> type[SearchConfig]:
+    return search_class(name).Config
+
+
+def importance(config: SearchConfig, model: nn.Module, groups: Groups, seed: int = 0) -> dict[str, Tensor]:
+    """What a search that needs no training makes of a model.
+
+    Raises:
+        TypeError: it does train.
+    """
+    from ..task import Classification
+
+    if config.training is not None:
+        raise TypeError(f"search {config.method} trains: use compress.prune or compress.search_session")
+    return search_class(config.method)(config, Job(model, groups, Classification(), 0, seed)).importance()
+
+
+from . import magnitude, netslim, random  # noqa: E402, F401

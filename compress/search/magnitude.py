@@ -2,36 +2,50 @@
 
 Han et al., Learning both weights and connections for efficient neural networks, 2015, by group: for dimension u
 
-    importance_u = sqrt(sum over readers of ||W[:, u]||^2), divided by the mean over the group
+    importance_u = sqrt(sum over readers of ||W[:, u]||^2)
 
-The division makes groups of different depth and fan-out comparable; without it a global ranking empties whole layers.
+Ranked relative to the group's mean by default: that makes groups of different depth and fan-out comparable; without it
+a global ranking empties whole layers.
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor, nn
+from typing import Literal
 
-from ..groups import Groups
-from . import method
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from . import RANKING, Ranking, Search, SearchConfig, register_search
 
 CHUNK = 2**22
 
 
-@method("magnitude")
-@torch.no_grad()
-def magnitude(model: nn.Module, groups: Groups, seed: int) -> dict[str, Tensor]:
-    """The l2 norm of the columns that read a dimension, relative to its group."""
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    found = {}
-    for group in groups:
-        total = torch.zeros(group.width, dtype=torch.float64)
-        for slot in group.readers:
-            weight = tensors[slot.tensor]
-            total += _squares(weight, slot.dim).double().cpu()[torch.as_tensor(slot.index)].sum(1)
-        sizes = total.sqrt()
-        found[group.name] = sizes / sizes.mean().clamp_min(torch.finfo(sizes.dtype).tiny)
-    return found
+class MagnitudeConfig(SearchConfig):
+    """The l2 norm of the columns that read a dimension; needs no data."""
+
+    method: Literal["magnitude"] = "magnitude"
+    ranking: Ranking = Field("group", description=RANKING)
+
+
+@register_search("magnitude")
+class Magnitude(Search):
+    """The l2 norm of the columns that read a dimension."""
+
+    Config = MagnitudeConfig
+
+    @torch.no_grad()
+    def importance(self) -> dict[str, Tensor]:
+        model = self.job.model
+        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        found = {}
+        for group in self.job.groups:
+            total = torch.zeros(group.width, dtype=torch.float64)
+            for slot in group.readers:
+                weight = tensors[slot.tensor]
+                total += _squares(weight, slot.dim).double().cpu()[torch.as_tensor(slot.index)].sum(1)
+            found[group.name] = total.sqrt()
+        return found
 
 
 def _squares(weight: Tensor, dim: int) -> Tensor:

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..groups import Groups
-from . import method
+from . import Search, SearchConfig, register_search
 
 
-@method("random")
-def random(model: nn.Module, groups: Groups, seed: int) -> dict[str, Tensor]:
+class RandomConfig(SearchConfig):
+    """Importance drawn at random."""
+
+    method: Literal["random"] = "random"
+
+
+@register_search("random")
+class Random(Search):
     """Uniform random numbers from a seed of their own."""
-    generator = torch.Generator().manual_seed(seed)
-    return {group.name: torch.rand(group.width, generator=generator) for group in groups}
+
+    Config = RandomConfig
+
+    def importance(self) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(self.job.seed)
+        return {group.name: torch.rand(group.width, generator=generator) for group in self.job.groups}

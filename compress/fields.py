@@ -1,0 +1,145 @@
+"""The fields that recipes are made of: strict models, and numbers as people write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    model_serializer,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+
+class Strict(BaseModel):
+    """Unknown keys and wrong types are errors; nothing changes once it is made."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+def parse_number(value: Any) -> float | None:
+    """A number, or text that is one (YAML reads `1e-4` as text); None if it is neither."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def parse_fraction(value: Any) -> float | None:
+    """`0.5` or `50%`; None if it is neither."""
+    if isinstance(value, str) and value.strip().endswith("%"):
+        number = parse_number(value.strip()[:-1])
+        return None if number is None else number / 100
+    return parse_number(value)
+
+
+def _number(value: Any) -> Any:
+    number = parse_number(value)
+    if number is None or not math.isfinite(number):
+        raise ValueError(f"expected a number such as 0.1 or 1e-4; got {value!r}")
+    return number
+
+
+def _left(value: Any) -> Any:
+    number = parse_fraction(value)
+    if number is None or not 0 < number <= 1:
+        hint = f'. Did you mean "{number:g}%"?' if number is not None and 1 < number <= 100 else ""
+        raise ValueError(f'expected what is left, as 0 < x <= 1 or "50%"; got {value!r}{hint}')
+    return number
+
+
+def _share(value: Any) -> Any:
+    number = parse_fraction(value)
+    if number is None or not 0 <= number <= 1:
+        raise ValueError(f'expected a part of the whole, as 0 <= x <= 1 or "10%"; got {value!r}')
+    return number
+
+
+def _width(value: Any) -> Any:
+    """`8` dimensions, or `25%` of the dense width."""
+    if isinstance(value, str) and re.fullmatch(r"\s*\d+\s*", value):
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    number = parse_fraction(value) if isinstance(value, (str, float)) else None
+    if number is None or not 0 < number <= 1:
+        raise ValueError(
+            f'expected a number of dimensions such as 8, or a part of the dense width as "25%"; got {value!r}'
+        )
+    return number
+
+
+Number = Annotated[float, BeforeValidator(_number, json_schema_input_type=float | str)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Left = Annotated[float, BeforeValidator(_left, json_schema_input_type=float | str)]
+Share = Annotated[float, BeforeValidator(_share, json_schema_input_type=float | str)]
+Width = Annotated[int | float, BeforeValidator(_width, json_schema_input_type=int | float | str)]
+
+
+class Length(Strict):
+    """How long a training is: `10`, `10 epochs` or `500 steps`.
+
+    >>> Length.model_validate("500 steps").count
+    500.0
+    >>> Length.model_validate(10).model_dump()
+    '10 epochs'
+    """
+
+    count: float
+    unit: Literal["epochs", "steps"]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _parse(cls, value: Any) -> Any:
+        if isinstance(value, (dict, Length)):
+            return value
+        number, unit = parse_number(value), "epochs"
+        if isinstance(value, str) and (found := re.fullmatch(r"\s*([\d.eE+]+)\s*(epoch|step)s?\s*", value)):
+            number, unit = parse_number(found[1]), f"{found[2]}s"
+        if number is None or not 0 < number < math.inf or (unit == "steps" and number != int(number)):
+            raise ValueError(f'expected a number of epochs, "10 epochs" or "500 steps"; got {value!r}')
+        return {"count": number, "unit": unit}
+
+    @model_serializer
+    def _text(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        return f"{self.count:g} {self.unit}"
+
+    def steps(self, per_epoch: int | None) -> int:
+        """In steps, at least one; `per_epoch` must be known where the length is in epochs."""
+        if self.unit == "steps":
+            return int(self.count)
+        assert per_epoch is not None
+        return max(1, round(self.count * per_epoch))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        text = {"type": "string", "pattern": r"^\s*[\d.eE+]+\s*(epochs?|steps?)?\s*$"}
+        return {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, text], "description": "10, 10 epochs or 500 steps"}
+
+
+class Training(Strict):
+    """How weights are trained: how long, by what, at which rates."""
+
+    epochs: Length = Field(description="how long: 10, 10 epochs or 500 steps")
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    lr: Positive = Field(0.01, description="learning rate of the weights")
+    momentum: Share = Field(0.9, description="of sgd, with Nesterov's correction; adamw's first beta")
+    weight_decay: NotNegative = Field(1e-4, description="on the weights; none on scores, biases and norms")
+    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    milestones: tuple[Share, ...] = Field((0.5, 0.75), description="where `step` divides the rate by ten", strict=False)
+    warmup: Share = Field(0.0, description="part of the training over which the rate rises from zero")
+    clip: Positive | None = Field(None, description="largest norm of the gradients")
