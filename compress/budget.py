@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .groups import Groups
-from .recipe import Budget, Target
+from .recipe import Bound, Budget, Target
+from .search import Ranking
 
 Int = NDArray[np.int64]
+Float = NDArray[np.float64]
+Importance = Mapping[str, NDArray[np.floating] | Tensor]
 
 
 class BudgetError(ValueError):
@@ -23,17 +28,24 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The widths that a group may get: `least`, the multiples of `round_to` above it, and the full width."""
+    """The widths that a group may get: `least`, the multiples of `round_to` above it, and at most `full`."""
 
     least: Int
     full: Int
     round_to: int
 
     @classmethod
-    def of(cls, groups: Groups, target: Target) -> Bounds:
-        full = groups.cost.widths
-        least = np.minimum(-(-target.min_keep // target.round_to) * target.round_to, full)
-        return cls(np.maximum(least, 1), full, target.round_to)
+    def of(cls, groups: Groups, target: Target, dense: Mapping[str, int] | None = None) -> Bounds:
+        """The bounds that `target` sets; `dense` has the dense widths where the groups are already cut.
+
+        Raises:
+            ValueError: a pattern in `target.bounds` is wrong, matches no group, or leaves a group no width.
+        """
+        full = groups.cost.widths.copy()
+        least = np.maximum(np.minimum(_next(target.min_keep, target.round_to), full), 1)
+        for i, bound in _matching(groups, target, strict=dense is None).items():
+            least[i], full[i] = _span(groups, i, bound, int(least[i]), target.round_to, dense or {})
+        return cls(least, full, target.round_to)
 
     def up(self, kept: Int) -> Int:
         """The next allowed width above."""
@@ -42,72 +54,132 @@ class Bounds:
         return allowed
 
 
+@dataclass(frozen=True)
+class Ladder:
+    """The widths that follow a ranking: rung n holds the n best dimensions over all groups, within bounds."""
+
+    names: tuple[str, ...]
+    orders: list[Int]  # of each group: its dimensions, best first
+    owners: Int  # group of the best dimension, of the second best ...; none that lie beyond their group's bound
+    bounds: Bounds
+
+    @classmethod
+    def of(cls, groups: Groups, importance: Importance, bounds: Bounds, ranking: Ranking, unit: str) -> Ladder:
+        """
+        Raises:
+            ValueError: importance is missing, of another width, or not a number; or the ranking is unknown.
+        """
+        names = groups.cost.names
+        values, ranked = _checked(groups, importance), rank(groups, importance, ranking, unit)
+        orders = [np.argsort(-values[name], kind="stable") for name in names]
+        heads = [ranked[n][order[:most]] for n, order, most in zip(names, orders, bounds.full, strict=True)]
+        owners = np.repeat(np.arange(len(names)), bounds.full)
+        best_first = np.argsort(-np.concatenate([np.zeros(0), *heads]), kind="stable")
+        return cls(names, orders, owners[best_first], bounds)
+
+    @property
+    def top(self) -> int:
+        return len(self.owners)
+
+    def widths(self, rung: int) -> Int:
+        return self.bounds.up(np.bincount(self.owners[:rung], minlength=len(self.names)))
+
+    def keep(self, widths: Int) -> dict[str, Int]:
+        """The best dimensions of each group, so many as its width."""
+        return {name: np.sort(self.orders[i][: widths[i]]) for i, name in enumerate(self.names)}
+
+
 def percent(fraction: float) -> str:
     """Rounded up to four digits: a budget that is named as reachable can be reached."""
     digits = 3 - math.floor(math.log10(100 * fraction)) if fraction > 0 else 0
     return f"{math.ceil(round(100 * fraction * 10**digits, 6)) / 10**digits:.4g}%"
 
 
-def smallest(groups: Groups, budget: Budget, target: Target) -> float:
-    """The fraction that is left when every group is cut as far as it may be."""
-    measure = getattr(groups.cost, budget.unit)
+def smallest(groups: Groups, budget: Budget, target: Target, dense: Mapping[str, int] | None = None) -> float:
+    """The fraction that is left when every group is cut as far as it may be.
+
+    Raises:
+        ValueError: the budget is one of latency, or `target.bounds` are wrong.
+    """
+    measure = _measure(groups, budget.unit)
     whole = int(measure(groups.cost.widths))
-    return int(measure(Bounds.of(groups, target).least)) / whole if whole else 1.0
+    return int(measure(Bounds.of(groups, target, dense).least)) / whole if whole else 1.0
+
+
+def rank(groups: Groups, importance: Importance, ranking: Ranking, unit: str) -> dict[str, Float]:
+    """Make importance comparable across groups.
+
+    `global` takes it as it is; `group` divides by the mean size of the group's; `cost` divides by the part of the
+    network's cost in the budget's unit (MACs for latency) that one dimension takes: what takes nothing comes first.
+
+    Raises:
+        ValueError: importance is missing, of another width, or not a number; or the ranking is unknown.
+    """
+    values = _checked(groups, importance)
+    if ranking == "global":
+        return values
+    if ranking == "group":
+        return {name: value / _mean_size(value) for name, value in values.items()}
+    if ranking != "cost":
+        raise ValueError(f"ranking: expected cost, global or group; got {ranking!r}")
+    widths, measure = groups.cost.widths, _measure(groups, "macs" if unit == "latency" else unit)
+    whole = int(measure(widths))
+    prices = whole - measure(widths - np.eye(len(widths), dtype=np.int64))
+    return {
+        name: values[name] / (price / whole) if price else np.full(len(values[name]), np.inf)
+        for name, price in zip(groups.cost.names, prices.tolist(), strict=True)
+    }
 
 
 def choose(
-    groups: Groups, importance: Mapping[str, NDArray[np.floating] | Tensor], budget: Budget, target: Target
+    groups: Groups,
+    importance: Importance,
+    budget: Budget,
+    target: Target,
+    *,
+    ranking: Ranking = "global",
+    dense: Mapping[str, int] | None = None,
+    limit: float | None = None,
 ) -> dict[str, Int]:
     """Keep the most important dimensions over all groups that the budget has room for.
 
     The cost of what is kept never exceeds the budget, and no group could keep one step (`round_to` dimensions) more
-    without exceeding it. The widths are found by bisection on the global ranking; what room is left is then given to
-    the groups in the order of their next best dimension.
+    without exceeding it or its bounds. The widths are found by bisection on the ranking; what room is left is then
+    given to the groups in the order of their next best dimension.
+
+    Where the groups are already cut, `dense` has the dense widths that bounds refer to, and `limit` is the cost to stay
+    within, in the budget's unit, in place of the budget's part of this network's.
 
     Raises:
         BudgetError: the budget is out of reach; the message names the smallest that is not.
-        ValueError: importance is missing, of another width, or not a number.
+        ValueError: importance is missing, of another width, or not a number; `target.bounds` are wrong; the budget is
+            one of latency, which is for `timing.choose_by_latency`.
     """
-    ranked = {g.name: _checked(g.name, g.width, importance) for g in groups}
-    bounds, cost = Bounds.of(groups, target), groups.cost
-    measure = getattr(cost, budget.unit)
-    limit = math.floor(budget.left * int(measure(cost.widths)) * (1 + 1e-12))  # 0.29 * 100 is a hair below 29
-    if int(measure(bounds.least)) > limit:
-        raise BudgetError(
-            f"budget.{budget.unit}: {percent(budget.left)} of the dense network cannot be reached; the smallest that "
-            f"can is {percent(smallest(groups, budget, target))} "
-            f"({len(groups)} groups offered, {len(groups.refused)} refused). "
-            "Raise the budget, allow more in target, or lower target.min_keep."
-        )
-    if not len(groups):
-        return {}
-    orders = [np.argsort(-ranked[name], kind="stable") for name in cost.names]
-    values = np.concatenate([ranked[name][order] for name, order in zip(cost.names, orders, strict=True)])
-    owner = np.repeat(np.arange(len(cost.names)), cost.widths)
-    ranking = owner[np.argsort(-values, kind="stable")]  # the group of the best dimension, of the second best ...
-
-    def widths(taken: int) -> Int:
-        return bounds.up(np.bincount(ranking[:taken], minlength=len(cost.names)))
-
-    low, high = 0, len(ranking)
+    measure, bounds = _measure(groups, budget.unit), Bounds.of(groups, target, dense)
+    ladder = Ladder.of(groups, importance, bounds, ranking, budget.unit)
+    room = budget.left * int(measure(groups.cost.widths)) if limit is None else limit
+    room = math.floor(room * (1 + 1e-12))  # 0.29 * 100 is a hair below 29
+    if int(measure(bounds.least)) > room:
+        raise BudgetError(_out_of_reach(groups, budget, target, dense, limit))
+    low, high = 0, ladder.top
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if int(measure(widths(middle))) <= limit else (low, middle - 1)
-    kept = _fill(widths(low), bounds, measure, limit, ranking)
-    return {name: np.sort(orders[i][: kept[i]]) for i, name in enumerate(cost.names)}
+        low, high = (middle, high) if int(measure(ladder.widths(middle))) <= room else (low, middle - 1)
+    return ladder.keep(_fill(ladder.widths(low), ladder, measure, room))
 
 
-def _fill(kept: Int, bounds: Bounds, measure: Callable[[Int], Any], limit: int, ranking: Int) -> Int:
+def _fill(kept: Int, ladder: Ladder, measure: Callable[[Int], Any], room: int) -> Int:
     """Widen groups one after the other, best next dimension first, as far as the budget has room."""
-    ranks = np.argsort(ranking, kind="stable")  # rank of each dimension, group after group
+    bounds = ladder.bounds
+    ranks = np.argsort(ladder.owners, kind="stable")  # rank of each dimension, group after group
     starts = np.concatenate([[0], np.cumsum(bounds.full)])
     open_groups = [g for g in range(len(kept)) if kept[g] < bounds.full[g]]
     for g in sorted(open_groups, key=lambda g: int(ranks[starts[g] + kept[g]])):
         low, high = 0, int(-(-(bounds.full[g] - kept[g]) // bounds.round_to))
         while low < high:
             middle = (low + high + 1) // 2
-            room = int(measure(_widened(kept, g, middle, bounds))) <= limit
-            low, high = (middle, high) if room else (low, middle - 1)
+            fits = int(measure(_widened(kept, g, middle, bounds))) <= room
+            low, high = (middle, high) if fits else (low, middle - 1)
         kept = _widened(kept, g, low, bounds)
     return kept
 
@@ -118,7 +190,119 @@ def _widened(kept: Int, g: int, steps: int, bounds: Bounds) -> Int:
     return wider
 
 
-def _checked(name: str, width: int, importance: Mapping[str, NDArray[np.floating] | Tensor]) -> NDArray[np.float64]:
+def _measure(groups: Groups, unit: str) -> Callable[[Int], Any]:
+    if unit == "latency":
+        raise ValueError("budget.latency is measured, not computed: call compress.timing.choose_by_latency")
+    measure: Callable[[Int], Any] = getattr(groups.cost, unit)
+    return measure
+
+
+def _mean_size(value: Float) -> float:
+    """The mean of the absolute values, those that are infinite left out; never zero."""
+    sizes = np.abs(value[np.isfinite(value)])
+    return max(float(sizes.mean()) if sizes.size else 0.0, float(np.finfo(np.float64).tiny))
+
+
+def _out_of_reach(
+    groups: Groups, budget: Budget, target: Target, dense: Mapping[str, int] | None, limit: float | None
+) -> str:
+    measure = _measure(groups, budget.unit)
+    whole = int(measure(groups.cost.widths))
+
+    def least(target: Target) -> str:
+        cost = int(measure(Bounds.of(groups, target, dense).least))
+        return percent(cost / whole) if limit is None else str(cost)
+
+    bounded, free = least(target), least(target.model_copy(update={"bounds": {}}))
+    held = f"Without target.bounds it would be {free}. " if bounded != free else ""
+    return (
+        f"budget.{budget.unit}: {f'{percent(budget.left)} of the dense network' if limit is None else f'{limit:.0f}'} "
+        f"cannot be reached; the smallest that can is {bounded} "
+        f"({len(groups)} groups offered, {len(groups.refused)} refused). {held}"
+        f"Raise the budget, allow more in target, or lower target.{'bounds' if held else 'min_keep'}."
+    )
+
+
+def _matching(groups: Groups, target: Target, *, strict: bool) -> dict[int, Bound]:
+    """The bound of each group that has one, by the group's number; a group's own name goes before those of modules."""
+    names = list(groups.cost.names)
+    modules = [_modules(slot.tensor for slot in groups[name].writers) for name in names] if target.bounds else []
+    found: dict[int, Bound] = {}
+    for pattern, bound in target.bounds.items():
+        fits = _matcher(pattern)
+        hits = [i for i, name in enumerate(names) if fits(name)]
+        hits = hits or [i for i, within in enumerate(modules) if any(map(fits, within))]
+        if not hits and strict:  # later rounds may have groups no more that the first had
+            raise ValueError(_no_match(groups, pattern, sorted({*names, *(m for within in modules for m in within)})))
+        found.update(dict.fromkeys(hits, bound))
+    return found
+
+
+def _modules(tensors: Iterable[str]) -> set[str]:
+    """The modules that these tensors belong to, and all that those lie in."""
+    found: set[str] = set()
+    for path in tensors:
+        while path := path.rpartition(".")[0]:
+            found.add(path)
+    return found
+
+
+def _matcher(pattern: str) -> Callable[[str], bool]:
+    if not pattern.startswith("re:"):
+        return lambda name: name == pattern
+    try:
+        expression = re.compile(pattern[3:])
+    except re.error as error:
+        raise ValueError(f"target.bounds: {pattern!r} is not a regular expression: {error}") from error
+    return lambda name: expression.fullmatch(name) is not None
+
+
+def _no_match(groups: Groups, pattern: str, names: list[str]) -> str:
+    refused = next((r for r in groups.refused if _matcher(pattern)(r.name)), None)
+    near = difflib.get_close_matches(pattern.removeprefix("re:"), names, n=3, cutoff=0.3)
+    why = f"; the nearest names are {', '.join(near)}" if near else ""
+    why = f"; {refused.name} is left alone: {refused.reason}" if refused else why
+    return (
+        f"target.bounds: {pattern!r} matches no group{why}. "
+        "Give the full name of a group or a module, or re: and a regular expression for the whole name."
+    )
+
+
+def _span(
+    groups: Groups, i: int, bound: Bound, min_keep: int, round_to: int, dense: Mapping[str, int]
+) -> tuple[int, int]:
+    """The least and the most that a bound leaves to a group; `min_keep` counts where the bound does not speak."""
+    name, width = groups.cost.names[i], int(groups.cost.widths[i])
+    whole = max(dense.get(name, width), width)
+    low = None if bound.least is None else max(1, math.ceil(_dimensions(bound.least, whole) - 1e-9))
+    high = None if bound.most is None else max(1, math.floor(_dimensions(bound.most, whole) + 1e-9))
+    if low is not None and low > whole:
+        raise ValueError(f"target.bounds: group {name} has {whole} dimensions; it cannot keep {low} at least")
+    most = width if high is None or high >= width else high // round_to * round_to
+    least = min(min_keep, most) if low is None else min(_next(low, round_to), width)
+    if not 1 <= least <= most:
+        what = "width" if round_to == 1 else f"multiple of {round_to}"
+        raise ValueError(
+            f"target.bounds: group {name} of {whole} dimensions: no {what} lies between least {low or 1} and most "
+            f"{high or whole}. Loosen the bound{'' if round_to == 1 else ', or lower target.round_to'}."
+        )
+    return least, most
+
+
+def _dimensions(size: int | float, whole: int) -> float:
+    return size if isinstance(size, int) else size * whole
+
+
+def _next(width: int, round_to: int) -> int:
+    """The next multiple of `round_to`."""
+    return -(-width // round_to) * round_to
+
+
+def _checked(groups: Groups, importance: Importance) -> dict[str, Float]:
+    return {g.name: _numbers(g.name, g.width, importance) for g in groups}
+
+
+def _numbers(name: str, width: int, importance: Importance) -> Float:
     if name not in importance:
         raise ValueError(f"importance: group {name} is missing")
     value = importance[name]
