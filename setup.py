@@ -22,11 +22,13 @@ setup(
     package_dir={"compress.exporters": "exporters", "compress.recipes": "recipes"},
     package_data={"compress": ["py.typed"], "compress.recipes": ["*.yaml", "**/*.yaml"]},
     install_requires=[
+        "matplotlib>=3.8",
         "numpy>=1.26",
         "pydantic>=2.10",
         "pyyaml>=6",
         "rich>=13",
         "safetensors>=0.4.5",
+        "scikit-learn>=1.4",
         "timm>=1.0.15",
         "torch>=2.9",
         "torch-pruning>=1.6",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,19 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from . import search
 from .budget import Bounds, BudgetError, choose, percent, smallest
-from .compensate import compensate_
 from .discover import find_groups
+from .engine import pick_device
 from .files import whole_directory
 from .groups import Groups
+from .page import page
 from .plan import Plan, PlanError
 from .recipe import Recipe
 from .report import Report
+from .run import IDENTITY, Run, open_workdir
 from .slicing import slice_
+from .task import Task
+from .timing import choose_by_latency
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
@@ -38,8 +41,8 @@ class Pruned:
     plan: Plan
     report: Report
 
-    def save(self, directory: str | Path) -> None:
-        """Write plan.json, model.safetensors and report.json; the directory appears whole or not at all.
+    def save(self, directory: str | Path, identity: Mapping[str, Any] | None = None) -> None:
+        """Write plan.json, model.safetensors, report.json and report.html; the directory appears whole or not at all.
 
         Raises:
             FileExistsError: the directory holds files of something else.
@@ -48,29 +51,54 @@ class Pruned:
             self.plan.save(folder / "plan.json")
             save_file(_stored(self.model), folder / "model.safetensors")
             (folder / "report.json").write_text(self.report.to_json())
+            (folder / "report.html").write_text(page(self.report), encoding="utf-8")
+            if identity is not None:
+                (folder / IDENTITY).write_text(json.dumps(identity, indent=1))
 
 
-def prune(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Pruned:
-    """Cut a copy of `model` as the recipe says; `model` itself is not changed.
+def prune(
+    model: nn.Module,
+    recipe: RecipeLike,
+    *,
+    train: Iterable[Any] | None = None,
+    val: Iterable[Any] | None = None,
+    task: Task | None = None,
+    example_inputs: Any = None,
+    workdir: str | Path | None = None,
+    resume: bool = False,
+    device: str | torch.device | None = None,
+    quiet: bool = False,
+) -> Pruned:
+    """Make a copy of `model` smaller as the recipe says; `model` itself is not changed, and is the teacher.
+
+    `train` and `val` are loaders of (input, target); anything but classification brings a `task`. Example inputs are
+    the first training batch if not given. With a `workdir` the result is saved there, and a run that was stopped goes
+    on with `resume`.
 
     Raises:
         RecipeError: the recipe is wrong.
+        NotReady: something that the recipe needs is missing or does not fit; all of it is named.
         TraceError: the model does not run on the example inputs.
         BudgetError: the budget is out of reach.
+        Diverged: a loss is not finite.
+        FileExistsError: the workdir is in use, or belongs to another run.
     """
-    recipe = Recipe.load(recipe)
-    groups = find_groups(model, example_inputs, recipe.target)
-    importance = search.importance(recipe.search.method, model, groups, recipe.search.seed)
-    keep = choose(groups, importance, recipe.budget, recipe.target)
-    plan = Plan.build(model, groups, keep)
-    compact = copy.deepcopy(model)
-    report = Report.of(groups, keep)
-    if recipe.compensate:
-        done = compensate_(compact, groups, plan, [example_inputs])
-        report.notes.append(f"the means of dropped dimensions went into the biases of {len(done)} layers")
-    slice_(compact, plan)
-    report.pruned.params = sum(p.numel() for p in compact.parameters())  # biases that compensation made among them
-    return Pruned(compact, plan, report)
+    recipe, folder = Recipe.load(recipe), None if workdir is None else Path(workdir)
+    if folder is not None and resume and (done := _finished(model, recipe, folder, device)) is not None:
+        return done
+    given = {"train": train, "val": val, "task": task, "example_inputs": example_inputs}
+    with Run.start(model, recipe, device, folder, resume, quiet, **given) as run:
+        run.evaluate_dense()
+        while run.round < recipe.steps:
+            groups = run.find()
+            importance = run.search(groups)  # attach scores, train, fold
+            keep = run.choose(groups, importance)
+            run.cut(groups, keep)
+        run.finetune()
+        pruned = Pruned(run.compact, run.plan, run.measure())
+        if folder is not None:
+            pruned.save(folder, run.identity)
+    return pruned
 
 
 def load(model: nn.Module, directory: str | Path) -> nn.Module:
@@ -101,7 +129,7 @@ class Preview:
     groups: Groups
     report: Report
     reachable: bool
-    smallest: float
+    smallest: float | None  # a latency is not known before it is measured
     message: str
 
     def to_json(self) -> str:
@@ -118,23 +146,42 @@ class Preview:
 def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Preview:
     """Groups, widths, costs, and whether the budget can be met, without training; widths are shown for equal scores.
 
+    A budget of latency is measured: candidates are cut out and timed.
+
     Raises:
         RecipeError: the recipe is wrong.
         TraceError: the model does not run on the example inputs.
     """
     recipe = Recipe.load(recipe)
     groups = find_groups(model, example_inputs, recipe.target)
-    least = smallest(groups, recipe.budget, recipe.target)
+    budget, target = recipe.budget, recipe.target
+    notes: list[str] = []
+    timed = budget.unit == "latency"
+    least = None if timed else smallest(groups, budget, target)
     importance = {g.name: np.linspace(1, 0, g.width) for g in groups}
     try:
-        keep = choose(groups, importance, recipe.budget, recipe.target)
-        unit, left = recipe.budget.unit, percent(recipe.budget.left)
-        message = f"budget.{unit} {left} can be met; the smallest reachable is {percent(least)}"
-        return Preview(groups, Report.of(groups, keep), True, least, message)
+        if timed:
+            keep, notes = choose_by_latency(model, groups, importance, budget, target, recipe.timing, example_inputs)
+        else:
+            keep = choose(groups, importance, budget, target)
+        message = f"budget.{budget.unit} {percent(budget.left)} can be met"
+        message += f"; the smallest reachable is {percent(least)}" if least is not None else ", as measured here"
+        report = Report.of(groups, keep)
+        report.notes += notes
+        return Preview(groups, report, True, least, message)
     except BudgetError as error:
         bounds = Bounds.of(groups, recipe.target)
         keep = {name: np.arange(k) for name, k in zip(groups.cost.names, bounds.least, strict=True)}
         return Preview(groups, Report.of(groups, keep), False, least, str(error))
+
+
+def _finished(model: nn.Module, recipe: Recipe, folder: Path, device: str | torch.device | None) -> Pruned | None:
+    """What a run that came to its end has left."""
+    if not all((folder / name).exists() for name in (IDENTITY, "plan.json", "model.safetensors", "report.json")):
+        return None
+    open_workdir(folder, model, recipe, resume=True)
+    compact = load(copy.deepcopy(model), folder).to(pick_device(device, model))
+    return Pruned(compact, Plan.load(folder / "plan.json"), Report.load(folder / "report.json"))
 
 
 def _stored(model: nn.Module) -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -14,9 +14,12 @@ from rich.table import Table
 from . import __version__, models
 from .api import preview as preview_model
 from .api import prune as prune_model
-from .files import check_directory
+from .budget import BudgetError
+from .data import FORMS, loaders
+from .engine import Diverged
 from .quickstart import quickstart as run_quickstart
-from .recipe import Recipe, packaged
+from .reading import packaged
+from .recipe import Recipe
 
 app = typer.Typer(
     help="Make a PyTorch vision network smaller and faster, exactly.",
@@ -30,7 +33,10 @@ err = Console(stderr=True)
 Model = Annotated[str, typer.Option("--model", help=models.FORMS)]
 RecipeName = Annotated[str, typer.Option("--recipe", help="a packaged recipe's name or the path of a YAML file")]
 Weights = Annotated[Path | None, typer.Option("--weights", help="state dict: .safetensors, or .pt loaded without code")]
-Shape = Annotated[str, typer.Option("--input", help="shape of the example input, for one image")]
+Shape = Annotated[
+    str | None, typer.Option("--input", help="shape of the example input, for one image [default: 1,3,224,224]")
+]
+Source = Annotated[str | None, typer.Option("--data", help=f"what to train and evaluate on: {FORMS}")]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
@@ -44,7 +50,7 @@ def _shape(text: str) -> torch.Tensor:
 
 @app.command()
 def preview(
-    model: Model, recipe: RecipeName, weights: Weights = None, shape: Shape = "1,3,224,224", as_json: Json = False
+    model: Model, recipe: RecipeName, weights: Weights = None, shape: Shape = None, as_json: Json = False
 ) -> None:
     """What a recipe would do: groups, widths, costs, and whether the budget can be met. Trains nothing.
 
@@ -53,7 +59,7 @@ def preview(
     Exit code 1 if the budget cannot be met.
     """
     with err.status("finding the groups and proving them on the example input"):
-        found = preview_model(models.build(model, weights), recipe, example_inputs=_shape(shape))
+        found = preview_model(models.build(model, weights), recipe, example_inputs=_shape(shape or "1,3,224,224"))
     if as_json:
         print(found.to_json())
     else:
@@ -65,44 +71,85 @@ def preview(
 def prune(
     model: Model,
     recipe: RecipeName,
-    workdir: Annotated[Path, typer.Option("--workdir", help="where plan, weights and report go")],
+    workdir: Annotated[Path, typer.Option("--workdir", help="where plan, weights, report and checkpoints go")],
+    data: Source = None,
     weights: Weights = None,
-    shape: Shape = "1,3,224,224",
+    shape: Shape = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the run in the workdir")] = False,
+    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 [default: a GPU if any]")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="instead of the recipe's")] = None,
     as_json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
 ) -> None:
-    """Cut a model as a recipe says and save the plan, the weights and the report.
+    """Search, cut, fine-tune and report as a recipe says; everything is left in the workdir.
 
-    Example: compress prune --model torchvision:resnet50 --recipe magnitude_half --workdir out
+    Examples:
+
+    compress prune --model torchvision:resnet50 --recipe magnitude_half --workdir out
+
+    compress prune --model timm:resnet50 --weights r50.safetensors --recipe resnet50_imagenet_netslim
+    --data folder:imagenet --workdir out
+
+    compress prune ... --workdir out --resume       (goes on after a stop)
+
+    Exit codes: 0 done, 1 the budget cannot be met, 2 something to mend, 130 interrupted.
     """
-    check_directory(workdir)
-    with err.status("finding the groups and proving them on the example input"):
-        pruned = prune_model(models.build(model, weights), recipe, example_inputs=_shape(shape))
-    pruned.save(workdir)
+    loaded = Recipe.load(recipe)
+    changed: dict[str, Any] = {} if seed is None else {"seed": seed}
+    if data is not None:
+        changed["data"] = loaded.data.model_copy(update={"source": data})
+    loaded = loaded.model_copy(update=changed)
+    source: dict[str, Any] = {}
+    if shape is not None or (loaded.data.source is None and loaded.task is None):
+        source["example_inputs"] = _shape(shape or "1,3,224,224")
+    if data is not None:  # whatever task the recipe names
+        source["train"], source["val"] = loaders(loaded.data)
+    built = models.build(model, weights)
+    try:
+        pruned = prune_model(built, loaded, workdir=workdir, resume=resume, device=device, quiet=quiet, **source)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
     if as_json:
         print(pruned.report.to_json())
-    else:
-        out.print(pruned.report)
-        out.print(f"saved in {workdir}; reload with compress.load(fresh_dense_model, {str(workdir)!r})")
+        return
+    out.print(pruned.report)
+    out.print(f"saved in {workdir}; look at {workdir / 'report.html'}", highlight=False)
+    out.print(f"reload with compress.load(fresh_dense_model, {str(workdir)!r})", highlight=False)
 
 
 @app.command()
 def recipes(
+    name: Annotated[str | None, typer.Argument(help="print this recipe")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="print the JSON schema, for editors")] = False,
+    as_json: Json = False,
 ) -> None:
-    """The recipes that come with the library, a line each."""
+    """The recipes that come with the library, a line each; with a name, that recipe's file.
+
+    Examples: compress recipes, compress recipes quickstart > mine.yaml, compress recipes --schema > schema.json
+    """
+    lines = {n: path.read_text().splitlines()[0].removeprefix("# ") for n, path in packaged().items()}
     if schema:
-        print(json.dumps(Recipe.model_json_schema(), indent=1))
-        return
-    table = Table("name", "what it does")
-    for name, path in packaged().items():
-        table.add_row(name, path.read_text().splitlines()[0].removeprefix("# "))
-    out.print(table)
+        print(json.dumps(Recipe.schema_for_editors(), indent=1))
+    elif name is not None:
+        Recipe.load(name)
+        print(packaged()[name].read_text() if name in packaged() else Path(name).read_text(), end="")
+    elif as_json:
+        print(json.dumps(lines, indent=1))
+    else:
+        table = Table("name", "what it does")
+        for known, line in lines.items():
+            table.add_row(known, line)
+        out.print(table)
 
 
 @app.command()
-def quickstart() -> None:
-    """Cut a small residual network before your eyes: dense, zeroed, sliced, reloaded."""
-    run_quickstart(out)
+def quickstart(
+    workdir: Annotated[
+        Path | None, typer.Option("--workdir", help="where the result goes [default: a new folder]")
+    ] = None,
+) -> None:
+    """Train a small residual network on real digits, search, cut to half the MACs, distil, and show the result."""
+    run_quickstart(out, workdir)
 
 
 @app.callback(invoke_without_command=True)
@@ -113,9 +160,12 @@ def _version(version: Annotated[bool, typer.Option("--version", help="print the 
 
 
 def main() -> None:
-    """Run a command; what is wrong is said in red and without a traceback, with exit code 2."""
+    """Run a command; what is wrong is said in red and without a traceback.
+
+    Exit codes: 1 the budget cannot be met, 2 something to mend, 130 interrupted.
+    """
     try:
         app()
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, Diverged) as error:
         err.print(str(error), style="red", markup=False, highlight=False)
-        raise SystemExit(2) from None
+        raise SystemExit(1 if isinstance(error, BudgetError) else 2) from None

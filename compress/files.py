@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SAVED = {"plan.json", "model.safetensors", "report.json"}
+SAVED = {"plan.json", "model.safetensors", "report.json", "report.html", "run.json", "checkpoint.safetensors"}
 
 
 def write_whole(path: Path, data: bytes) -> None:

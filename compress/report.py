@@ -1,11 +1,15 @@
-"""Report: what a pruning did, as an object, a table and JSON."""
+"""Report: what a pruning did, as an object, a table, JSON and a page."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.console import Group as Stack
 from rich.table import Table
@@ -21,7 +25,8 @@ class Side:
     params: int
     macs: int
     metrics: dict[str, float] = field(default_factory=dict)
-    latency_ms: float | None = None
+    latency_ms: float | None = None  # median
+    latency_spread_ms: float | None = None  # half of the distance between the quartiles
 
 
 @dataclass
@@ -38,13 +43,19 @@ class Row:
 
 @dataclass
 class Report:
-    """Dense against pruned, the groups that were cut, and what was left alone with the reason."""
+    """Dense against pruned, the groups that were cut, what was left alone with the reason, and how it went."""
 
     dense: Side
     pruned: Side
     groups: list[Row]
     refused: list[dict[str, Any]]
     notes: list[str] = field(default_factory=list)
+    sliced: dict[str, float] = field(default_factory=dict)  # metrics right after the cut, before fine-tuning
+    importance: dict[str, list[float]] = field(default_factory=dict)  # group -> of every dimension, at its last cut
+    history: list[dict[str, Any]] = field(default_factory=list)  # records of stage, step, epoch, and what was measured
+    seconds: dict[str, float] = field(default_factory=dict)  # stage -> time it took
+    recipe: dict[str, Any] = field(default_factory=dict)
+    machine: dict[str, Any] = field(default_factory=dict)  # device, threads, batch size of the latency, versions
 
     @classmethod
     def of(cls, groups: Groups, keep: dict[str, Any]) -> Report:
@@ -64,6 +75,16 @@ class Report:
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Report:
+        sides = {name: Side(**data[name]) for name in ("dense", "pruned")}
+        return cls(**{**data, **sides, "groups": [Row(**row) for row in data["groups"]]})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """A report.json."""
+        return cls.from_dict(json.loads(Path(path).read_text()))
+
     def __rich__(self) -> Stack:
         head = Table(title="dense and pruned", title_justify="left")
         for column in ("", "dense", "pruned", "left"):
@@ -73,9 +94,13 @@ class Report:
             ("MACs", self.dense.macs, self.pruned.macs),
         ):
             head.add_row(label, amount(a), amount(b), f"{b / a:.1%}" if a else "-")
+        if self.dense.latency_ms and self.pruned.latency_ms:
+            texts = [f"{s.latency_ms:.3g} ± {s.latency_spread_ms or 0:.1g} ms" for s in (self.dense, self.pruned)]
+            head.add_row("latency", *texts, f"{self.pruned.latency_ms / self.dense.latency_ms:.1%}")
         for metric, value in self.dense.metrics.items():
-            after = self.pruned.metrics.get(metric)
-            head.add_row(metric, f"{value:.4g}", "-" if after is None else f"{after:.4g}", "")
+            after, cut = self.pruned.metrics.get(metric), self.sliced.get(metric)
+            note = f"{shown(metric, cut)} before fine-tuning" if cut is not None and cut != after else ""
+            head.add_row(metric, shown(metric, value), "-" if after is None else shown(metric, after), note)
         table = Table(title="groups", title_justify="left")
         for column in ("group", "kind", "width", "kept", "", "params/dim", "MACs/dim"):
             left = column in ("group", "kind", "")
@@ -96,6 +121,18 @@ class Report:
 
     def show(self) -> None:
         Console().print(self)
+
+
+def shown(metric: str, value: float) -> str:
+    """A measurement as people read it: accuracies in percent."""
+    return f"{100 * value:.2f} %" if metric in ("accuracy", "top5") else f"{value:.4g}"
+
+
+def machine(device: torch.device, batch_size: int) -> dict[str, Any]:
+    """What the times were measured on."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    threads = {"threads": torch.get_num_threads(), "cores": os.cpu_count()} if device.type == "cpu" else {}
+    return {"device": f"{device.type} ({name})", **threads, "batch size": batch_size, "torch": torch.__version__}
 
 
 def per_dimension(groups: Groups, i: int) -> tuple[int, int]:

@@ -1,0 +1,126 @@
+"""Checkpoints: one file with every tensor and every fact that a run needs to go on. Written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn, optim
+
+from .files import write_whole
+
+NAME = "checkpoint.safetensors"
+
+
+@dataclass
+class State:
+    """What a training has to remember between two steps."""
+
+    modules: Mapping[str, nn.Module]
+    optimizers: Sequence[optim.Optimizer] = ()
+    extra: Callable[[], dict[str, Tensor]] = dict
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {f"{key}/{n}": t for key, m in self.modules.items() for n, t in m.state_dict().items()}
+        found |= {f"extra/{name}": tensor for name, tensor in self.extra().items()}
+        for k, optimizer in enumerate(self.optimizers):
+            for i, values in optimizer.state_dict()["state"].items():
+                found |= {f"optimizer{k}/{i}/{n}": v for n, v in values.items() if isinstance(v, Tensor)}
+        return found
+
+    @torch.no_grad()
+    def restore_(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Put everything back as it was."""
+        self.facts.update(facts)
+        for key, module in self.modules.items():
+            module.load_state_dict(_below(tensors, f"{key}/"))
+        for name, tensor in self.extra().items():
+            tensor.copy_(tensors[f"extra/{name}"])
+        for k, optimizer in enumerate(self.optimizers):
+            state: dict[int, dict[str, Tensor]] = {}
+            for path, tensor in _below(tensors, f"optimizer{k}/").items():
+                number, _, name = path.partition("/")
+                state.setdefault(int(number), {})[name] = tensor
+            optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+class Store:
+    """The checkpoint of a working directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / NAME
+
+    def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        dense = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+        write_whole(self.path, save(dense, {"facts": json.dumps(facts)}))
+
+    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """
+        Raises:
+            ValueError: the file is damaged.
+        """
+        if not self.path.exists():
+            return None
+        try:
+            with safe_open(self.path, "pt") as file:
+                facts = json.loads(file.metadata()["facts"])
+                return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{self.path}: not a checkpoint ({error}); start anew in another workdir") from error
+
+    def clear(self) -> None:
+        self.path.unlink(missing_ok=True)
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every generator that code in this process may draw from, as plain data."""
+    version, numbers, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state()
+    return {
+        "python": [version, list(numbers), gauss],
+        "numpy": [name, np.asarray(keys).tolist(), *rest],
+        "torch": torch.get_rng_state().tolist(),
+        "cuda": [state.tolist() for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+    }
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all([torch.tensor(s, dtype=torch.uint8) for s in state["cuda"]])
+
+
+@contextmanager
+def own_randomness(seed: int | None = None) -> Iterator[None]:
+    """Random numbers drawn inside leave those outside as they were."""
+    before = random_state()
+    try:
+        if seed is not None:
+            seed_all(seed)
+        yield
+    finally:
+        set_random_state(before)
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

@@ -1,0 +1,136 @@
+"""Everything that can be known to go wrong, found out before an hour is spent, and said at once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .data import loaders
+from .discover import as_call
+from .engine import Engine, peek
+from .recipe import Recipe
+from .task import BatchError, Classification, Task, check_task, task_from
+from .tracing import mode
+
+
+class NotReady(ValueError):
+    """A run that cannot start; the message names everything that is in its way."""
+
+
+@dataclass
+class Ready:
+    """What a run works with."""
+
+    task: Task
+    example_inputs: Any
+
+
+def make_ready(
+    model: nn.Module,
+    recipe: Recipe,
+    engine: Engine,
+    *,
+    train: Iterable[Any] | None = None,
+    val: Iterable[Any] | None = None,
+    task: Task | None = None,
+    example_inputs: Any = None,
+    fed: bool = False,
+) -> Ready:
+    """Find the task and the example inputs, and try the first batch. `fed`: somebody else will bring the batches.
+
+    Raises:
+        NotReady: all that is missing or does not fit.
+    """
+    wrong: list[str] = []
+    if not isinstance(model, nn.Module):
+        raise NotReady(f"model: expected a torch.nn.Module; got {type(model).__name__}")
+    try:
+        found = _task(recipe, train, val, task)
+    except (TypeError, ValueError, OSError) as error:
+        raise NotReady(str(error)) from error
+    wrong += _missing(model, recipe, found, fed)
+    first: Any = None
+    if found.train is not None:
+        try:
+            first, found.train = peek(found.train, "train")
+            wrong += _try(model, found, engine.move(first))
+        except BatchError as error:
+            wrong.append(str(error))
+    if example_inputs is None and first is not None and not wrong:
+        example_inputs = found.inputs(first)
+    if example_inputs is None and found.train is None and not wrong:
+        wrong.append(
+            "example_inputs: expected what the model is called with, as there is no training data to take it from: "
+            "compress.prune(model, recipe, example_inputs=torch.randn(1, 3, 224, 224))"
+        )
+    if wrong:
+        raise NotReady(wrong[0] if len(wrong) == 1 else f"{len(wrong)} things to mend\n  " + "\n  ".join(wrong))
+    as_call(example_inputs)
+    return Ready(found, engine.move(example_inputs))
+
+
+def _task(recipe: Recipe, train: Any, val: Any, task: Task | None) -> Task:
+    if task is not None:
+        if train is not None or val is not None:
+            raise ValueError("task: a task brings its own data; give either task or train and val, not both")
+        return check_task(task)
+    if train is not None or val is not None:
+        return Classification(train, val)
+    if recipe.task is not None:
+        return task_from(recipe.task)
+    if recipe.data.source is not None:
+        return Classification(*loaders(recipe.data))
+    return Classification()
+
+
+def _missing(model: nn.Module, recipe: Recipe, task: Task, fed: bool) -> list[str]:
+    """What the recipe asks for and nobody brought."""
+    wrong = []
+    trains = [f"search {recipe.search.method}"] * (recipe.search.training is not None)
+    trains += ["finetune"] * (recipe.finetune is not None)
+    if trains and task.train is None and not fed:
+        wrong.append(
+            f"train: {' and '.join(trains)} need{'s' * (len(trains) == 1)} training data, and there is none. "
+            "Give train=LOADER (and val=LOADER), task=TASK, or name a task or data.source in the recipe"
+        )
+    if isinstance(task.val, Iterator):
+        wrong.append("val: expected a loader that can be read more than once; got an iterator. Give list(val)")
+    if recipe.finetune is None:
+        return wrong
+    config = recipe.finetune
+    if config.best and task.val is None:
+        wrong.append("val: finetune.best needs validation data, and there is none. Give val=LOADER, or leave best out")
+    soft = [name for name in ("mixup", "cutmix", "label_smoothing") if getattr(config, name)]
+    if soft and not hasattr(task, "soften"):
+        wrong.append(f"finetune.{soft[0]}: {type(task).__name__} has no `soften`, which makes targets soft")
+    names = dict(model.named_modules())
+    for name in config.distill.features if config.distill else ():
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=3)
+            hint = f"; the nearest are {', '.join(near)}" if near else ""
+            wrong.append(f"finetune.distill.features: the model has no module {name!r}{hint}")
+    return wrong
+
+
+def _try(model: nn.Module, task: Task, batch: Any) -> list[str]:
+    """Run the first batch through model and loss, as evaluation would."""
+    with mode(model, training=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            outputs = task.forward(model, batch)
+            loss = task.loss(outputs, batch)
+        except BatchError as error:
+            return [str(error)]
+        except Exception as error:
+            return [f"the model does not run on the first training batch: {type(error).__name__}: {error}"]
+        if isinstance(task, Classification) and isinstance(outputs, Tensor):
+            task.classes = outputs.shape[-1]
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        return [f"task.loss: expected a tensor with one number; got {type(loss).__name__}"]
+    if not bool(torch.isfinite(loss)):
+        return [f"the loss of the first training batch is {float(loss)}: look for NaN in data, weights and targets"]
+    return []

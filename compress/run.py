@@ -1,0 +1,352 @@
+"""Run: a pruning under way. Each stage is a method; between any two of them, and inside the long ones, it can stop."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .budget import choose
+from .checkpoint import State, Store, own_randomness, seed_all
+from .compensate import compensate_
+from .discover import find_groups
+from .display import Display
+from .engine import Engine, derived, pick_device, steps_of
+from .files import write_whole
+from .finetune import finetune
+from .gates import fold_
+from .groups import Groups
+from .plan import Plan
+from .preflight import NotReady, Ready, make_ready
+from .recipe import Recipe
+from .report import Report, machine
+from .search import Job, Search, search_class
+from .shell import shell
+from .slicing import slice_
+from .timing import batched, choose_by_latency, compare
+
+IDENTITY = "run.json"
+
+
+class Run:
+    """The dense model as teacher, the network that is being cut, and what was found out on the way."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe, engine: Engine, **given: Any) -> None:
+        self.model, self.recipe, self.engine = model, recipe, engine
+        self.teacher = _teacher(model, engine.device)
+        self.ready: Ready = make_ready(self.teacher, recipe, engine, **given)
+        self.task = self.ready.task
+        self.compact = copy.deepcopy(model).to(engine.device)
+        self.plan = Plan({}, {})
+        self.round = 0
+        self.report: Report | None = None
+        self._resumed: tuple[dict[str, Tensor], dict[str, Any]] | None = None
+        self.identity: dict[str, Any] = {}
+        self._lengths = self._count()
+
+    @classmethod
+    @contextmanager
+    def start(
+        cls,
+        model: nn.Module,
+        recipe: Recipe,
+        device: Any,
+        workdir: Path | None,
+        resume: bool,
+        quiet: bool,
+        **given: Any,
+    ) -> Iterator[Run]:
+        """A run that may begin: every check is made before anything is spent.
+
+        Raises:
+            NotReady: all that is missing or does not fit.
+            FileExistsError: the working directory is in use, or belongs to another run.
+        """
+        identity = open_workdir(workdir, model, recipe, resume) if workdir is not None else None
+        store = Store(workdir) if workdir is not None else None
+        with Display(quiet) as display, own_randomness(recipe.seed):
+            run = cls(model, recipe, Engine(pick_device(device, model), recipe.seed, display, store), **given)
+            if workdir is not None and identity is not None:
+                run.identity = identity
+                write_whole(workdir / IDENTITY, json.dumps(identity, indent=1).encode())
+            if resume and store is not None and (found := store.load()) is not None:
+                run._go_on(*found)
+            yield run
+
+    def evaluate_dense(self) -> None:
+        """Measure the dense model, once."""
+        if "dense" not in self.engine.facts:
+            with self.engine.stage("evaluate"):
+                self.engine.facts["dense"] = self.engine.evaluate(self.task, self.teacher, "evaluate dense")
+
+    def find(self) -> Groups:
+        """The groups of the network as it is now."""
+        with self.engine.stage("groups"), self.engine.display.bar("finding the groups"):
+            groups = find_groups(self.compact, self.ready.example_inputs, self.recipe.target)
+        if self.recipe.target.attention and not any(g.kind == "attention" for g in [*groups, *groups.refused]):
+            kinds = sorted({g.kind for g in [*groups, *groups.refused]})
+            raise NotReady(
+                "target.attention: the model has no dimensions that pass through a product of activations; it has "
+                f"{' and '.join(kinds) or 'nothing to cut'}. Leave attention out, or choose a model with attention"
+            )
+        if self.round == 0 and self.recipe.budget.unit != "latency":  # out of reach now is out of reach after an hour
+            equal = {g.name: np.ones(g.width) for g in groups}
+            choose(groups, equal, self.recipe.budget, self.recipe.target)
+        return groups
+
+    def begin_search(self, groups: Groups, steps: int | None = None) -> Search:
+        """The recipe's search, attached to the network."""
+        seed_all(derived(self.recipe.seed, "search", self.round))
+        method = search_class(self.recipe.search.method)
+        total = steps if steps is not None else self._share(self._lengths.get("search", 0))
+        return method(self.recipe.search, Job(self.compact, groups, self.task, total, self.recipe.seed))
+
+    def search(self, groups: Groups) -> dict[str, Tensor]:
+        """The importance of every dimension; the network has its searched weights afterwards, and no gates."""
+        with self.engine.stage("search"):
+            search = self.begin_search(groups)
+            if self.recipe.search.training is not None:
+                assert self.task.train is not None
+                self.compact.train()
+                state = State({"model": self.compact}, search.optimizers, search.state)
+                at = self._restore(state, "search")
+                search.done = at["done"] if at else 0
+                name = "search" if self.recipe.steps == 1 else f"search {self.round + 1}"
+                self.engine.facts |= {"stage": "search"}
+                self.engine.train(name, self.task.train, search.job.steps, search.step, state, at=at)
+            return self.end_search(search)
+
+    def end_search(self, search: Search) -> dict[str, Tensor]:
+        importance = {name: value.detach().cpu() for name, value in search.importance().items()}
+        fold_(self.compact)
+        self.compact.eval()
+        return importance
+
+    def choose(self, groups: Groups, importance: dict[str, Tensor]) -> dict[str, Any]:
+        """What is kept after this round."""
+        recipe = self.recipe
+        notes: list[str] = []
+        left = recipe.budget.left ** ((self.round + 1) / recipe.steps)
+        common: dict[str, Any] = {"ranking": recipe.search.ranking, "dense": self.plan.widths or None}
+        with self.engine.stage("choose"):
+            if recipe.budget.unit == "latency":
+                with self.engine.display.bar("timing candidates") as bar:
+                    keep, notes = choose_by_latency(
+                        self.compact,
+                        groups,
+                        importance,
+                        recipe.budget,
+                        recipe.target,
+                        recipe.timing,
+                        self.ready.example_inputs,
+                        reference=self.teacher,
+                        left=left,
+                        tell=lambda text, done, total: bar.to(done, text, total),
+                        **common,
+                    )
+            else:
+                keep = choose(
+                    groups, importance, recipe.budget, recipe.target, limit=self._limit(groups, left), **common
+                )
+        self._write_down(groups, importance, keep, notes)
+        return keep
+
+    def cut(self, groups: Groups, keep: dict[str, Any]) -> None:
+        """Slice the network and compose the plans."""
+        with self.engine.stage("slice"):
+            plan = Plan.build(self.compact, groups, keep)
+            if self.recipe.compensate:
+                done = compensate_(self.compact, groups, plan, [self.ready.example_inputs])
+                self._note(f"the means of dropped dimensions went into the biases of {len(done)} layers")
+            slice_(self.compact, plan)
+            self.plan = self.plan.then(plan)
+            self.round += 1
+        self._resumed = None
+        self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Remember the network as it was cut."""
+        assert self.report is not None
+        facts = {"stage": "cut", "round": self.round, "plan": self.plan.to_dict(), "report": asdict(self.report)}
+        self.engine.facts |= facts
+        self.engine.save(State({"student": self.compact}), {})
+
+    def finetune(self) -> None:
+        """Train the compact network with the dense one as its teacher, if the recipe says so."""
+        with self.engine.stage("evaluate"):
+            if "sliced" not in self.engine.facts:
+                self.engine.facts["sliced"] = self.engine.evaluate(self.task, self.compact, "evaluate sliced")
+        if self.recipe.finetune is None:
+            return
+        with self.engine.stage("finetune"):
+            seed_all(derived(self.recipe.seed, "finetune"))
+            at = self._resumed if self.engine.facts.get("stage") == "finetune" else None
+            self.engine.facts |= {"stage": "finetune"}
+            total = self.length("finetune")
+            finetune(self.compact, self.teacher, self.plan, self.task, self.recipe.finetune, self.engine, total, at)
+
+    def measure(self) -> Report:
+        """Accuracy and latency, dense against compact; the report is complete."""
+        report, engine, timing = self.report, self.engine, self.recipe.timing
+        assert report is not None
+        with engine.stage("evaluate"):
+            report.dense.metrics = engine.facts.get("dense", {})
+            report.sliced = engine.facts.get("sliced", {})
+            tuned = self.recipe.finetune is not None
+            report.pruned.metrics = engine.evaluate(self.task, self.compact) if tuned else dict(report.sliced)
+        with engine.stage("timing"), engine.display.bar("timing dense and compact"):
+            inputs = batched(self.ready.example_inputs, timing.batch_size)
+            times = compare([self.teacher, self.compact], inputs, timing.repeats)
+        for side, time in zip((report.dense, report.pruned), times, strict=True):
+            side.latency_ms, side.latency_spread_ms = time.median, time.spread
+        report.pruned.params = sum(p.numel() for p in self.compact.parameters())  # with biases that compensation made
+        report.history, report.seconds = engine.history, engine.seconds
+        report.recipe = self.recipe.model_dump(mode="json", exclude_none=True)
+        report.machine = machine(engine.device, timing.batch_size)
+        modes = {name: module.training for name, module in self.model.named_modules()}
+        for name, module in self.compact.named_modules():
+            module.training = modes.get(name, False)
+        return report
+
+    def length(self, name: str) -> int:
+        """The steps of a training."""
+        part = self.recipe.search.training if name == "search" else self.recipe.finetune
+        assert part is not None
+        return self._lengths.get(name) or part.epochs.steps(None)
+
+    def _count(self) -> dict[str, int]:
+        """The lengths of the trainings, in steps."""
+        parts = {"search": self.recipe.search.training, "finetune": self.recipe.finetune}
+        return {
+            name: steps_of(self.task.train, part.epochs, f"{name}.epochs", self.engine.display)
+            for name, part in parts.items()
+            if part is not None and self.task.train is not None
+        }
+
+    def _share(self, total: int) -> int:
+        """This round's part of all search steps."""
+        share, rest = divmod(total, self.recipe.steps)
+        return max(1, share + (self.round < rest)) if total else 0
+
+    def _limit(self, groups: Groups, left: float) -> float | None:
+        """What this round may leave, in the budget's unit, of the dense network."""
+        if self.round == 0:
+            return None if self.recipe.steps == 1 else left * self._cost(groups, groups.cost.widths)
+        return left * float(self.engine.facts["whole"]) - self._gone(groups)
+
+    def _cost(self, groups: Groups, widths: Any) -> int:
+        return int(getattr(groups.cost, self.recipe.budget.unit)(widths))
+
+    def _gone(self, groups: Groups) -> int:
+        """Dimensions of groups that are no longer offered, and count all the same."""
+        if self.recipe.budget.unit != "dims":
+            return 0
+        return sum(map(len, self.plan.keep.values())) - int(groups.cost.widths.sum())
+
+    def _write_down(
+        self, groups: Groups, importance: dict[str, Tensor], keep: dict[str, Any], notes: list[str]
+    ) -> None:
+        """The report as far as it is known after a choice."""
+        now = Report.of(groups, keep)
+        if self.report is None:
+            self.report = now
+            if self.recipe.budget.unit != "latency":
+                self.engine.facts["whole"] = self._cost(groups, groups.cost.widths)
+        rows = {row.name: row for row in self.report.groups}
+        for name, kept in keep.items():
+            if name in rows:
+                rows[name].kept = len(kept)
+        self.report.pruned.params, self.report.pruned.macs = now.pruned.params, now.pruned.macs
+        self.report.importance |= {name: np.asarray(v, dtype=float).tolist() for name, v in importance.items()}
+        for note in notes:
+            self._note(note)
+
+    def _note(self, text: str) -> None:
+        if self.report is not None and text not in self.report.notes:
+            self.report.notes.append(text)
+
+    def _go_on(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Take up a checkpoint."""
+        self.engine.history, self.engine.seconds = facts.pop("history"), facts.pop("seconds")
+        self._resumed = (tensors, facts)
+        own = {"done", "epoch", "inside", "part", "generator", "random", "state"}
+        self.engine.facts = {key: value for key, value in facts.items() if key not in own}
+        if "plan" in facts:
+            self.plan, self.round = Plan.from_dict(facts["plan"]), facts["round"]
+            self.report = Report.from_dict(facts["report"])
+            slice_(self.compact, self.plan)
+        if any(name.startswith("student/") for name in tensors):
+            self.compact.load_state_dict(
+                {n.removeprefix("student/"): t for n, t in tensors.items() if n.startswith("student/")}
+            )
+        self.engine.display.say(f"going on in stage {facts['stage']}, at step {facts.get('done', 0)}")
+
+    def _restore(self, state: State, stage: str) -> dict[str, Any] | None:
+        if self._resumed is None or self._resumed[1].get("stage") != stage:
+            return None
+        tensors, facts = self._resumed
+        self._resumed = None
+        state.restore_(tensors, facts["state"])
+        return facts
+
+
+def open_workdir(folder: Path, model: nn.Module, recipe: Recipe, resume: bool) -> dict[str, Any]:
+    """What a working directory belongs to: one recipe and one model.
+
+    Raises:
+        FileExistsError: it is not empty and not to be resumed, or belongs to another recipe or model.
+    """
+    identity = {"recipe": recipe.model_dump(mode="json", exclude_none=True), "model": fingerprint(model)}
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder}: expected a directory, found a file")
+    held = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
+    if held and not resume:
+        what = "a run" if IDENTITY in held else f"other files ({held[0]})"
+        hint = "go on with resume=True (--resume), or choose another" if IDENTITY in held else "choose another"
+        raise FileExistsError(f"{folder}: expected an empty or missing directory; it holds {what}: {hint}")
+    if IDENTITY not in held:
+        if held:
+            raise FileExistsError(f"{folder}: nothing to resume; it holds other files ({held[0]})")
+        return identity
+    before = json.loads((folder / IDENTITY).read_text())
+    differences = list(_differences(before["recipe"], identity["recipe"]))
+    if before["model"] != identity["model"]:
+        differences.append("the model has other weights, or is another")
+    if differences:
+        raise FileExistsError(f"{folder}: belongs to another run:\n  " + "\n  ".join(differences))
+    return identity
+
+
+def fingerprint(model: nn.Module) -> str:
+    """A hash of every tensor's name, type and numbers."""
+    total = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in {**old, **new}:
+            yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new:
+        yield f"{path}: was {old!r}, is {new!r}"
+
+
+def _teacher(model: nn.Module, device: torch.device) -> nn.Module:
+    """The dense model on the device, in eval mode, around its own weights where they are there already."""
+    here = all(t.device == device for t in [*model.parameters(), *model.buffers()])
+    teacher = shell(model) if here else copy.deepcopy(model).to(device)
+    for module in teacher.modules():
+        module.training = False
+    return teacher

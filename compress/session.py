@@ -1,0 +1,101 @@
+"""Session: a search inside somebody else's training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .api import Pruned
+from .checkpoint import own_randomness
+from .display import Display
+from .engine import Engine, pick_device
+from .preflight import NotReady
+from .recipe import Recipe
+from .run import Run
+from .task import Task
+
+
+class Session:
+    """Scores are attached to `model`, a copy; `step` trains it on a batch, `finish` cuts it."""
+
+    def __init__(self, run: Run, steps: int) -> None:
+        self._run, self.steps, self.done = run, steps, 0
+        self.groups = run.find()
+        self._search = run.begin_search(self.groups, steps)
+        self.model.train()
+
+    @property
+    def model(self) -> nn.Module:
+        """The network under search, with its scores: to look at or to evaluate."""
+        return self._run.compact
+
+    def step(self, batch: Any) -> dict[str, float]:
+        """Train weights and scores on one batch; returns the terms of the loss.
+
+        Raises:
+            RuntimeError: all its steps are made.
+            Diverged: the loss is not finite.
+        """
+        if self.done >= self.steps:
+            raise RuntimeError(
+                f"the session was to make {self.steps} steps and has made them: call finish(), or start one with more"
+            )
+        self.done += 1
+        terms = self._search.step(self._run.engine.move(batch))
+        values = {key: float(value) for key, value in terms.items()}
+        self._run.engine.check_finite("search", self.done, self.steps, values)
+        self._run.engine.history.append({"stage": "search", "step": self.done, "epoch": 0.0, **values})
+        return values
+
+    def finish(self) -> Pruned:
+        """Choose by the budget, fold, slice; fine-tune the result in your own way.
+
+        Raises:
+            BudgetError: the budget is out of reach.
+        """
+        run, self.steps = self._run, 0
+        importance = run.end_search(self._search)
+        run.cut(self.groups, run.choose(self.groups, importance))
+        run.engine.facts["sliced"] = run.engine.evaluate(run.task, run.compact)
+        run.evaluate_dense()
+        return Pruned(run.compact, run.plan, run.measure())
+
+
+def search_session(
+    model: nn.Module,
+    recipe: str | Path | Mapping[str, Any] | Recipe,
+    *,
+    steps: int | None = None,
+    train: Iterable[Any] | None = None,
+    val: Iterable[Any] | None = None,
+    task: Task | None = None,
+    example_inputs: Any = None,
+    device: str | torch.device | None = None,
+) -> Session:
+    """Begin a search that your own loop drives: `session.step(batch)` for each batch, then `session.finish()`.
+
+    `steps` is how many steps the loop will make (default: the recipe's, which needs `train` if it counts in epochs).
+    A `finetune` section of the recipe is yours to do; `compress.distillation` is the loss for it.
+
+    Raises:
+        NotReady: something is missing, or the recipe asks for what a session cannot do.
+    """
+    recipe = Recipe.load(recipe)
+    training = recipe.search.training
+    if training is None:
+        raise NotReady(f"search.method: {recipe.search.method} does not train; use compress.prune(model, recipe)")
+    if recipe.steps > 1:
+        raise NotReady("steps: a session makes one round of search and cut; leave steps out, or use compress.prune")
+    if steps is None and training.epochs.unit == "epochs" and train is None and task is None:
+        raise NotReady(f"steps: {training.epochs} of data that the session does not see; say steps=LENGTH")
+    alone = recipe.model_copy(update={"finetune": None})
+    engine = Engine(pick_device(device, model), recipe.seed, Display(quiet=True))
+    with own_randomness():
+        run = Run(
+            model, alone, engine, train=train, val=val, task=task, example_inputs=example_inputs, fed=train is None
+        )
+        return Session(run, steps if steps is not None else run.length("search"))

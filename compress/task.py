@@ -1,0 +1,249 @@
+"""Task: what to train on, the loss, how to evaluate, how to distil. Classification is the default."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Pick = str | int | Callable[[Any], Any]
+INPUTS = ("image", "images", "input", "inputs", "pixel_values", "img", "x", "data")
+TARGETS = ("label", "labels", "target", "targets", "y", "class")
+
+
+@runtime_checkable
+class Task(Protocol):
+    """All that the library has to know about what a model is for.
+
+    `train` and `val` are loaders, or None. Batches are handed over as the loaders give them, on the model's device.
+    `evaluate` returns measurements by name; the first of them decides which weights are best, and larger is better.
+    """
+
+    train: Iterable[Any] | None
+    val: Iterable[Any] | None
+
+    def inputs(self, batch: Any) -> Any:
+        """What the model is called with: a tensor, a tuple of arguments, a dict of named ones, or a list of images."""
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        """Run the model."""
+
+    def loss(self, outputs: Any, batch: Any) -> Tensor:
+        """The loss of what `forward` returned."""
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+        """Measure a model that is in eval mode."""
+
+    def distil(self, outputs: Any, teacher: Any, temperature: float) -> Tensor:
+        """How far the outputs are from those of the dense model."""
+
+
+class BatchError(ValueError):
+    """A loader gives something else than the task expects."""
+
+
+class Pair(NamedTuple):
+    """A batch that the library made itself, with soft targets."""
+
+    input: Tensor
+    target: Tensor
+
+
+def distillation(student: Tensor, teacher: Tensor, temperature: float = 4.0) -> Tensor:
+    """Mean KL divergence of the student's softened predictions from the teacher's (Xue 2022, 4.2.1; as in TAS).
+
+        1/N sum_n sum_i p_i log(p_i / q_i),  p = softmax(teacher / T),  q = softmax(student / T)
+
+    >>> logits = torch.tensor([[1.0, 2.0, 3.0]])
+    >>> float(distillation(logits, logits))
+    0.0
+    """
+    p, q = F.log_softmax(teacher / temperature, -1), F.log_softmax(student / temperature, -1)
+    return F.kl_div(q.flatten(0, -2), p.flatten(0, -2), reduction="batchmean", log_target=True)
+
+
+class Classification:
+    """Images and their classes: cross entropy, accuracy, KL of the logits.
+
+    `input` and `target` say where the two lie in a batch, as a key, a position or a function; by default the first two
+    items of a tuple, or the usual names of a dict. Targets are class numbers, or rows of probabilities.
+    """
+
+    def __init__(
+        self,
+        train: Iterable[Any] | None = None,
+        val: Iterable[Any] | None = None,
+        *,
+        input: Pick | None = None,
+        target: Pick | None = None,
+    ) -> None:
+        self.train, self.val = train, val
+        self._input, self._target = input, target
+        self.classes: int | None = None
+
+    def inputs(self, batch: Any) -> Any:
+        return self.split(batch)[0]
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        return model(self.split(batch)[0])
+
+    def loss(self, outputs: Any, batch: Any) -> Tensor:
+        target = self.split(batch)[1]
+        logits = logits_of(outputs)
+        return F.cross_entropy(logits, self._fitting(target, logits))
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+        right = top5 = seen = 0
+        total = 0.0
+        for batch in batches:
+            logits = logits_of(self.forward(model, batch))
+            target = self._fitting(self.split(batch)[1], logits)
+            total += float(F.cross_entropy(logits, target, reduction="sum"))
+            classes = target.argmax(-1) if target.is_floating_point() else target
+            best = logits.topk(min(5, logits.shape[-1]), -1).indices
+            right += int((best[:, 0] == classes).sum())
+            top5 += int((best == classes[:, None]).sum())
+            seen += len(classes)
+            self.classes = logits.shape[-1]
+        if not seen:
+            raise BatchError("val: expected at least one batch; the loader gave none")
+        found = {"accuracy": right / seen, "loss": total / seen}
+        return found | ({"top5": top5 / seen} if (self.classes or 0) > 10 else {})
+
+    def distil(self, outputs: Any, teacher: Any, temperature: float) -> Tensor:
+        return distillation(logits_of(outputs), logits_of(teacher), temperature)
+
+    def soften(self, batch: Any, classes: int, smoothing: float, mix: Any = None) -> Pair:
+        """The batch with rows of probabilities as targets; `mix` is a timm Mixup, which smooths by itself."""
+        x, y = self.split(batch)
+        if mix is not None and not y.is_floating_point():
+            even = len(x) - len(x) % 2
+            if even:
+                return Pair(*mix(x[:even].clone(), y[:even]))
+        if not y.is_floating_point():
+            y = F.one_hot(y, classes).to(x.dtype)
+        return Pair(x, y * (1 - smoothing) + smoothing / classes)
+
+    def split(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """
+        Raises:
+            BatchError: the batch has no input and target where they are looked for.
+        """
+        if isinstance(batch, Pair):
+            return batch
+        try:
+            x = self._pick(batch, self._input, 0, INPUTS)
+            y = self._pick(batch, self._target, 1, TARGETS)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise BatchError(_unlike(batch, f"{type(error).__name__}: {error}")) from error
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise BatchError(_unlike(batch, "input and target are to be tensors"))
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = y[:, 0]
+        if y.ndim > 2 or len(x) != len(y) or (y.ndim == 2 and not y.is_floating_point()):
+            raise BatchError(
+                _unlike(batch, "targets are to be one class number, or one row of probabilities, an image")
+            )
+        return x, y if y.is_floating_point() and y.ndim == 2 else y.long()
+
+    @staticmethod
+    def _pick(batch: Any, where: Pick | None, position: int, names: tuple[str, ...]) -> Any:
+        if callable(where):
+            return where(batch)
+        if where is not None:
+            return batch[where]
+        if isinstance(batch, Mapping):
+            return batch[next((name for name in names if name in batch), names[0])]
+        if isinstance(batch, (tuple, list)) and len(batch) >= 2:
+            return batch[position]
+        raise TypeError("neither a pair nor a dict")
+
+    def _fitting(self, target: Tensor, logits: Tensor) -> Tensor:
+        """
+        Raises:
+            BatchError: a target is not one of the classes that the model tells apart.
+        """
+        classes = logits.shape[-1]
+        if target.ndim == 2:
+            if target.shape[1] != classes:
+                raise BatchError(f"targets: expected rows of {classes} probabilities, got rows of {target.shape[1]}")
+            return target.to(logits.dtype)
+        if target.device.type == "cpu":  # elsewhere the kernel itself asserts, and looking would stop the stream
+            bad = target[((target < 0) | (target >= classes)) & (target != -100)]
+            if len(bad):
+                raise BatchError(
+                    f"targets: expected classes 0 to {classes - 1}, as the model has {classes} outputs; got "
+                    f"{int(bad[0])}. Give the model an output for each class, and number the classes from 0."
+                )
+        return target
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """The scores of the classes: the output itself, its `logits`, or the first of several (auxiliary heads follow).
+
+    Raises:
+        BatchError: the model returns something else.
+    """
+    if isinstance(outputs, Mapping) and "logits" in outputs:
+        outputs = outputs["logits"]
+    logits = getattr(outputs, "logits", outputs)
+    if isinstance(logits, (tuple, list)) and logits:
+        logits = logits[0]
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        came = f"a tensor of shape {list(logits.shape)}" if isinstance(logits, Tensor) else describe(outputs)
+        raise BatchError(
+            f"the model: expected a row of class scores an image, got {came}. Anything but classification needs a "
+            "task: an object with inputs, forward, loss, evaluate and distil (see compress.Task)."
+        )
+    return logits
+
+
+def task_from(name: str) -> Task:
+    """The task that `package.module:factory` makes.
+
+    Raises:
+        ValueError: there is no such factory, or it makes something else.
+    """
+    module, _, factory = name.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), factory)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"task {name}: {error}. Expected package.module:factory, importable from here.") from error
+    return check_task(made, f"task {name}")
+
+
+def check_task(task: Any, where: str = "task") -> Task:
+    """
+    Raises:
+        TypeError: something that a task has is missing.
+    """
+    names = ("train", "val", "inputs", "forward", "loss", "evaluate", "distil")
+    if missing := [name for name in names if not hasattr(task, name)]:
+        raise TypeError(f"{where}: expected a compress.Task; {type(task).__name__} has no {', '.join(missing)}")
+    checked: Task = task
+    return checked
+
+
+def describe(value: Any) -> str:
+    """What came, in a few words."""
+    if isinstance(value, Tensor):
+        return f"tensor{list(value.shape)}"
+    if isinstance(value, Mapping):
+        return "a dict of " + ", ".join(f"{k!r}: {describe(v)}" for k, v in list(value.items())[:6])
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of " + (", ".join(describe(v) for v in value[:4]) or "nothing")
+    return type(value).__name__
+
+
+def _unlike(batch: Any, why: str) -> str:
+    return (
+        f"the loader: expected batches of (input, target) or a dict with {INPUTS[0]} and {TARGETS[0]}; "
+        f"got {describe(batch)} ({why}). Say where they lie:\n"
+        "    task = compress.Classification(train, val, input=lambda batch: ..., target=lambda batch: ...)\n"
+        "    compress.prune(model, recipe, task=task)"
+    )

@@ -1,0 +1,237 @@
+"""One call, from a dense network to a compact one: the budget is met, the accuracy kept, nothing left over."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from digits import FINETUNE, RECIPE, SEARCH, TIMING, dense, loaders
+from test_untouched import alike, portrait
+from torch import nn
+from torch.nn.utils import parametrize
+
+import compress
+from compress.budget import choose
+from compress.quickstart import Network
+
+
+def same_weights(a: nn.Module, b: nn.Module) -> bool:
+    one, other = a.state_dict(), b.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """One full run, looked at from all sides."""
+    folder = tmp_path_factory.mktemp("run") / "out"
+    model = dense()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    before = portrait(model)
+    train, val = loaders()
+    state = torch.get_rng_state()
+    pruned = compress.prune(model, RECIPE, train=train, val=val, workdir=folder, quiet=True)
+    assert torch.equal(state, torch.get_rng_state()), "the caller's random numbers were drawn"
+    return model, before, pruned, folder, val
+
+
+class Sleepy(Network):
+    """Takes as long as it is wide, whatever else the machine does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            time.sleep(1e-4 * sum(m.out_channels for m in self.modules() if isinstance(m, nn.Conv2d)))
+        return super().forward(x)
+
+
+def sleepy() -> Sleepy:
+    model = Sleepy(16)
+    model.load_state_dict(dense().state_dict())
+    return model.eval()
+
+
+@pytest.mark.parametrize("unit", ["macs", "params", "dims", "latency"])
+def test_every_budget_is_met_within_two_points_of_the_dense_accuracy(unit: str) -> None:
+    model, (train, val) = sleepy() if unit == "latency" else dense(), loaders()
+    left = 0.8 if unit == "latency" else 0.5
+    pruned = compress.prune(model, {**RECIPE, "budget": {unit: left}}, train=train, val=val, quiet=True)
+    report = pruned.report
+    if unit in ("macs", "params"):
+        assert getattr(report.pruned, unit) <= left * getattr(report.dense, unit)
+    if unit == "dims":
+        assert sum(row.kept for row in report.groups) <= left * sum(row.width for row in report.groups)
+    if unit == "latency":
+        width = sum(m.out_channels for m in pruned.model.modules() if isinstance(m, nn.Conv2d))
+        assert 0.6 <= width / 240 <= 0.82
+    assert report.dense.metrics["accuracy"] > 0.97
+    assert report.pruned.metrics["accuracy"] >= report.dense.metrics["accuracy"] - 0.02
+    assert report.pruned.latency_ms and report.dense.latency_ms
+
+
+def test_argument_is_untouched(done: Any) -> None:
+    model, before, *_ = done
+    assert alike(before, portrait(model))
+
+
+def test_saved_directory_loads_bit_equal(done: Any) -> None:
+    model, _, pruned, folder, val = done
+    fresh = compress.load(Network(16), folder).eval()
+    x = torch.cat([x for x, _ in val])
+    with torch.no_grad():
+        assert torch.equal(fresh(x), pruned.model(x))
+    assert {p.name for p in folder.iterdir()} == {
+        "plan.json",
+        "model.safetensors",
+        "report.json",
+        "report.html",
+        "run.json",
+    }
+
+
+def test_compact_model_is_plain(done: Any) -> None:
+    model, _, pruned, *_ = done
+    for module in pruned.model.modules():
+        assert not parametrize.is_parametrized(module)
+        assert not any(getattr(module, key) for key in vars(module) if key.endswith("_hooks"))
+    theirs = {id(m) for m in model.modules()} | {id(p) for p in model.parameters()} | {id(b) for b in model.buffers()}
+    reached, queue = set(), [pruned.model]
+    while queue:  # everything that can be reached from the compact model, classes and modules aside
+        here = queue.pop()
+        if id(here) in reached or isinstance(here, type) or type(here).__name__ in ("module", "function"):
+            continue
+        reached.add(id(here))
+        queue += gc.get_referents(here)
+    assert not reached & theirs
+    assert all(type(m) is type(n) for m, n in zip(pruned.model.modules(), model.modules(), strict=True))
+
+
+def test_report_says_what_the_model_is(done: Any) -> None:
+    model, _, pruned, _, val = done
+    report = pruned.report
+    assert report.pruned.params == sum(p.numel() for p in pruned.model.parameters())
+    assert report.dense.params == sum(p.numel() for p in model.parameters())
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for side, network in ((report.dense, model), (report.pruned, pruned.model)):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            network(torch.randn(1, 1, 8, 8))
+        assert counter.get_total_flops() == 2 * side.macs
+        hits = sum(int((network(x).argmax(1) == y).sum()) for x, y in val)
+        assert side.metrics["accuracy"] == hits / sum(len(y) for _, y in val)
+    assert [row.kept for row in report.groups] == [len(pruned.plan.keep[row.name]) for row in report.groups]
+    assert set(report.seconds) == {"evaluate", "groups", "search", "choose", "slice", "finetune", "timing"}
+    stages = {record["stage"] for record in report.history}
+    assert stages == {"search", "finetune"}
+    assert any("val_accuracy" in record for record in report.history)
+    assert compress.Report.load(done[3] / "report.json") == report
+
+
+def test_plan_keeps_the_most_important_dimensions(done: Any) -> None:
+    model, _, pruned, *_ = done
+    groups = compress.find_groups(model, torch.randn(1, 1, 8, 8), compress.Recipe.load(RECIPE).target)
+    importance = {name: np.array(values) for name, values in pruned.report.importance.items()}
+    recipe = compress.Recipe.load(RECIPE)
+    keep = choose(groups, importance, recipe.budget, recipe.target, ranking=recipe.search.ranking)
+    assert {name: kept.tolist() for name, kept in keep.items()} == pruned.plan.keep
+
+
+def test_yaml_dict_and_object_give_the_same_network(done: Any, tmp_path: Path) -> None:
+    _, _, first, _, _ = done
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(RECIPE))
+    for recipe in (path, str(path), compress.Recipe.load(RECIPE)):
+        train, val = loaders()
+        again = compress.prune(dense(), recipe, train=train, val=val, quiet=True)
+        assert again.plan.keep == first.plan.keep
+        assert same_weights(again.model, first.model)
+
+
+def test_another_seed_is_another_run(done: Any) -> None:
+    train, val = loaders()
+    other = compress.prune(dense(), {**RECIPE, "seed": 1}, train=train, val=val, quiet=True)
+    assert not same_weights(other.model, done[2].model) if other.plan.keep == done[2].plan.keep else True
+
+
+def test_rounds_compose_to_one_plan_for_the_dense_model() -> None:
+    for unit in ("macs", "params", "dims"):
+        model, (train, val) = dense(), loaders()
+        recipe = {"budget": {unit: "40%"}, "search": SEARCH, "steps": 3, "timing": TIMING}
+        pruned = compress.prune(model, recipe, train=train, val=val, quiet=True)
+        zeroed = pruned.plan.zero_(copy.deepcopy(model).double())
+        sliced = pruned.plan.apply_(copy.deepcopy(model).double())
+        x = torch.randn(4, 1, 8, 8, dtype=torch.float64)
+        assert torch.allclose(zeroed(x), sliced(x), rtol=0, atol=1e-10)
+        assert [p.shape for p in sliced.parameters()] == [p.shape for p in pruned.model.parameters()]
+        report = pruned.report
+        if unit == "dims":
+            assert sum(map(len, pruned.plan.keep.values())) <= 0.4 * sum(pruned.plan.widths.values())
+        else:
+            assert getattr(report.pruned, unit) <= 0.4 * getattr(report.dense, unit)
+        names = [record["stage"] for record in report.history]
+        assert list(dict.fromkeys(names)) == ["search 1", "search 2", "search 3"]
+
+
+def test_rounds_share_the_steps_of_the_search() -> None:
+    train, val = loaders()
+    recipe = {"budget": {"macs": "50%"}, "search": {**SEARCH, "epochs": "11 steps"}, "steps": 3, "timing": TIMING}
+    pruned = compress.prune(dense(), recipe, train=train, val=val, quiet=True)
+    last = {record["stage"]: record["step"] for record in pruned.report.history}
+    assert last == {"search 1": 4, "search 2": 4, "search 3": 3}
+
+
+def test_without_validation_data_the_last_weights_are_kept() -> None:
+    train, _ = loaders()
+    pruned = compress.prune(dense(), {**RECIPE, "finetune": {**FINETUNE, "epochs": 1}}, train=train, quiet=True)
+    assert pruned.report.pruned.metrics == {}
+    assert pruned.report.pruned.latency_ms
+
+
+def test_recipe_that_names_its_data_stands_alone() -> None:
+    recipe = {**RECIPE, "data": {"source": "digits", "batch_size": 64}, "finetune": None}
+    pruned = compress.prune(dense(), recipe, quiet=True)
+    assert "accuracy" in pruned.report.pruned.metrics
+
+
+def test_recipe_that_names_its_task_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_task_of_digits.py").write_text(
+        "import compress\n"
+        "from digits import loaders\n"
+        "def make():\n"
+        "    return compress.Classification(*loaders())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    pruned = compress.prune(dense(), {**RECIPE, "finetune": None, "task": "my_task_of_digits:make"}, quiet=True)
+    assert pruned.report.pruned.macs <= pruned.report.dense.macs / 2
+
+
+def test_mode_of_the_argument_is_the_mode_of_the_result() -> None:
+    for training in (False, True):
+        model = dense().train(training)
+        pruned = compress.prune(model, {"budget": {"macs": 0.5}}, example_inputs=torch.randn(1, 1, 8, 8), quiet=True)
+        assert all(module.training is training for module in pruned.model.modules())
+
+
+def test_compensation_serves_the_whole_call() -> None:
+    train, val = loaders()
+    recipe = {"budget": {"macs": "60%"}, "compensate": True, "search": {"method": "magnitude"}, "timing": TIMING}
+    pruned = compress.prune(dense(), recipe, train=train, val=val, quiet=True)
+    assert any("went into the biases" in note for note in pruned.report.notes)
+    assert pruned.plan.biases
+    assert pruned.report.pruned.params == sum(p.numel() for p in pruned.model.parameters())
+
+
+def test_bounds_of_a_recipe_are_kept() -> None:
+    x = torch.randn(1, 1, 8, 8)
+    target = {"bounds": {"re:stage1.*": {"least": "75%"}, "stage2.0.conv1": {"most": 5}}}
+    pruned = compress.prune(dense(), {"budget": {"macs": "70%"}, "target": target}, example_inputs=x, quiet=True)
+    kept = {row.name: row.kept for row in pruned.report.groups}
+    assert kept["stage1.0.conv1"] >= 12
+    assert kept["stage1.1.conv1"] >= 12
+    assert kept["stage2.0.conv1"] <= 5
