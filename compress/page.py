@@ -1,0 +1,300 @@
+"""Page: the report to look at, as one HTML document that needs nothing from outside."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import re
+import warnings
+from datetime import timedelta
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from .report import Report, Row, amount
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+# Colours of the drawings stand for those of the page, which are light or dark; a $ in a name is a $.
+INK, GRID, PALE, KEPT, CUT, MORE, LAST = COLOURS = [f"#0a0b0{i}" for i in range(7)]
+IN_CSS = ["currentColor", *(f"var(--{name})" for name in ("grid", "pale", "kept", "cut", "more", "last"))]
+STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "compress", "font.size": 11, "axes.axisbelow": True}
+STYLE |= {"axes.titlelocation": "left", "axes.titlesize": 11, "axes.titlepad": 5, "grid.linewidth": 0.6}
+STYLE |= {f"{axis}tick.{ticks}.size": 0 for axis in "xy" for ticks in ("major", "minor")}
+STYLE |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False)
+STYLE |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK)
+STYLE |= dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), GRID)
+FRACTIONS, LOSSES, POINTS = ("accuracy", "top5"), ("loss", "task", "penalty", "distil", "features"), 400
+BAR = '<span class="bar"><i style="width:{:.1%}"></i></span>'
+UNITS = {"macs": "MACs", "params": "parameters", "dims": "dimensions"}
+CSS = """
+:root{color-scheme:light dark;--back:#f4f6f9;--card:#fff;--text:#1b2330;--soft:#5a6575;--grid:#d5dbe4;--pale:#c8d5ea;
+--kept:#2460d8;--cut:#e07b2c;--more:#1c9a72;--last:#8a52c7}
+@media screen and (prefers-color-scheme:dark){:root{--back:#10141a;--card:#191f28;--text:#e5e9f0;--soft:#9aa5b5;
+--grid:#3a4452;--pale:#3b4d6b;--kept:#72a6ff;--cut:#f2a35f;--more:#4fcfa3;--last:#c39bf0}}
+*{box-sizing:border-box}body{margin:0 auto;padding:1.5rem clamp(.75rem,3vw,2.5rem) 3rem;max-width:76rem;
+background:var(--back);color:var(--text);font:15px/1.5 system-ui,"Segoe UI",Roboto,"Liberation Sans",Arial,sans-serif}
+h1{font-size:1.7rem;line-height:1.2;margin:.5rem 0 .25rem}h2{font-size:1.15rem;margin:2.2rem 0 .6rem}
+p{margin:.25rem 0 .8rem}p,figcaption,th{color:var(--soft)}h1,figcaption,.card,td:nth-child(-n+2){overflow-wrap:anywhere}
+.grid{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,var(--least)),1fr));
+align-items:start}.card,figure,details{background:var(--card);border:1px solid var(--grid);border-radius:.6rem;
+padding:.8rem 1rem;margin:0;min-width:0}b{display:block;font-size:2rem;line-height:1.3;font-weight:650}
+figcaption{font-size:.9rem;margin-bottom:.3rem}svg{display:block;max-width:100%;height:auto;overflow:visible}
+.key{white-space:nowrap;margin:0 .5em}.key i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}
+.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{text-align:left;padding:.3rem clamp(.25rem,.8vw,.6rem);border-bottom:1px solid var(--grid);vertical-align:top}
+th{font-weight:500;white-space:nowrap}tr:last-child td{border:0}td:first-child{min-width:7.2rem}
+td:nth-child(n+3),th:nth-child(n+3){text-align:right}.bar,.bar i{display:block;height:.75em;border-radius:.2em}
+.bar{min-width:3.4rem;margin-top:.35em;background:var(--pale)}.bar i{background:var(--kept)}
+td:nth-child(2){min-width:4.6rem}body>details{margin:.8rem 0}summary{cursor:pointer;font-weight:600;margin-bottom:.3rem}
+pre{margin:0;overflow-x:auto;font:.85rem/1.45 ui-monospace,Menlo,monospace}
+@media print{body{background:none;padding:0;font-size:11px}.card,figure,tr{break-inside:avoid}
+*{print-color-adjust:exact}pre{white-space:pre-wrap}details::details-content{content-visibility:visible}}
+"""
+HEAD = f"""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
+<link rel="icon" href="data:,"><style>{CSS}</style>
+"""
+
+
+def page(report: Report) -> str:
+    """Lay the report out as one HTML document: numbers, pictures and tables, no script, nothing loaded from outside."""
+    import matplotlib
+
+    method = (report.recipe.get("search") or {}).get("method")
+    title = f"Pruned by {method}" if method else "Pruned"
+    for unit, left in (report.recipe.get("budget") or {}).items():
+        title += f" to {100 * left:.4g}% of the {UNITS.get(unit, unit)}" if isinstance(left, (int, float)) else ""
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of letters that matplotlib's font lacks: the browser draws them
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        pictures = _tiles(report) + _widths(report.groups) + _scores(report) + _curves(report)
+    cut = f"{sum(row.kept < row.width for row in report.groups)} of {len(report.groups)} groups cut"
+    body = f"<h1>{escape(title)}</h1>\n<p>{cut}, {len(report.refused)} left alone</p>\n{pictures}{_tables(report)}"
+    return f"{HEAD}<title>{escape(title)}</title></head>\n<body>\n{body}</body>\n</html>\n"
+
+
+def _shown(name: str, value: float) -> str:
+    """A measured value as the page has it: fractions in percent, others in four digits."""
+    return f"{value:.2%}" if name in FRACTIONS and math.isfinite(value) else f"{value:.4g}"
+
+
+def _tiles(report: Report) -> str:
+    """For each measure, the number that counts and bars of the networks."""
+    rows, tiles, cards = report.groups, [], []
+    for name, before, after in (
+        ("MACs", report.dense.macs, report.pruned.macs),
+        ("parameters", report.dense.params, report.pruned.params),
+        ("dimensions", sum(row.width for row in rows), sum(row.kept for row in rows)),
+    ):
+        bars = {"dense": (float(before), amount(before)), "compact": (float(after), amount(after))}
+        tiles.append((f"{name} left", f"{after / max(before, 1):.1%}", bars))
+    dense, compact = report.dense.latency_ms, report.pruned.latency_ms
+    if dense is not None and compact is not None:
+        spreads = [report.dense.latency_spread_ms, report.pruned.latency_spread_ms]
+        first, last = ("" if spread is None else f" ± {spread:.2g}" for spread in spreads)
+        bars = {"dense": (dense, f"{dense:.4g}{first} ms"), "compact": (compact, f"{compact:.4g}{last} ms")}
+        tiles[2] = "latency speed-up", f"{dense / (compact or math.nan):.2f}x", bars  # says more than the dimensions
+    metrics = {"dense": report.dense.metrics, "after the cut": report.sliced, "compact": report.pruned.metrics}
+    for name in dict.fromkeys(name for values in metrics.values() for name, v in values.items() if v is not None):
+        bars = {w: (v[name], _shown(name, v[name])) for w, v in metrics.items() if v.get(name) is not None}
+        tiles.append((name, bars.get("compact", (0.0, "-"))[1], bars))
+    for i, (name, number, bars) in enumerate(tiles):
+        figure, ax = _figure(165, 30 * len(bars), 0, 0, 0, 0)
+        ends = [value if math.isfinite(value) and value > 0 else 0.0 for value, _ in bars.values()]
+        whole = max([1.0] * (name in FRACTIONS) + ends, default=0.0) or 1.0
+        for y, (whose, (_, text)) in enumerate(bars.items()):
+            ax.barh(y + 0.75, ends[y] / whole, height=0.3, color={"dense": PALE, "compact": KEPT}.get(whose, CUT))
+            ax.text(0, y + 0.5, whose, va="bottom")
+            ax.text(1, y + 0.5, text, va="bottom", ha="right")
+        ax.set(xlim=(0, 1), ylim=(len(bars), 0))
+        ax.set_axis_off()
+        words = f"{name}: {', '.join(f'{whose} {text}' for whose, (_, text) in bars.items())}"
+        cards.append(f'<div class="card">{escape(name)}<b>{number}</b>{_svg(figure, f"tile{i}", words)}</div>\n')
+    return f'<div class="grid" style="--least:10rem;align-items:stretch">\n{"".join(cards)}</div>\n'
+
+
+def _figure(width: int, height: int, left: int, right: int, top: int = 4, bottom: int = 22) -> tuple[Figure, Axes]:
+    """A figure with axes, in CSS pixels; no layout engine, so that the measures of no font matter."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72, facecolor="none")
+    box = (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
+    return figure, figure.add_axes(box, facecolor="none")
+
+
+def _svg(figure: Figure, key: str, words: str, caption: str = "") -> str:
+    """The figure as inline SVG in the page's colours; its ids begin with the key."""
+
+    def mend(tag: re.Match[str]) -> str:
+        text = re.sub(r'^<g id="[^"]*"', "<g", tag[0]).replace("xlink:href", "href")
+        text = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{key}-", text)
+        text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)
+        return re.sub(r"#0a0b0(\d)", lambda match: IN_CSS[int(match[1])], text)
+
+    out = io.StringIO()
+    figure.savefig(out, format="svg", metadata={"Date": None})
+    drawn = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", out.getvalue(), flags=re.DOTALL)
+    inner = re.sub(r"<[^>]+>", mend, drawn[drawn.index(">", drawn.index("<svg")) + 1 :]).strip()
+    width, height = (round(72 * inches) for inches in figure.get_size_inches())
+    about = f'width="{1.4 * width:.0f}" role="img" aria-label="{escape(words)}"'
+    svg = f'<svg viewBox="0 0 {width} {height}" {about}>{inner}'
+    return f"<figure><figcaption>{escape(caption)}</figcaption>{svg}</figure>\n" if caption else svg
+
+
+def _section(title: str, text: str, pictures: list[str], **keys: str) -> str:
+    """A heading, a line with the key to the colours, and the pictures in a grid; nothing without pictures."""
+    for name, colour in keys.items():
+        text += f' <span class="key"><i style="background:{IN_CSS[COLOURS.index(colour)]}"></i>{name}</span>'
+    grid = f'<div class="grid" style="--least:21rem">\n{"".join(pictures)}</div>\n'
+    return f"<h2>{title}</h2>\n<p>{text}</p>\n{grid}" if pictures else ""
+
+
+def _widths(rows: list[Row]) -> str:
+    """Width before and after of every group, in as many columns as keep the picture low."""
+    size = math.ceil(len(rows) / (1 if len(rows) <= 6 else 2 if len(rows) <= 40 else 3))
+    widest, pictures = max([1, *(row.width for row in rows)]), []
+    for start in range(0, len(rows), max(size, 1)):
+        part = rows[start : start + size]
+        y, left = range(len(part)), [row.kept / max(row.width, 1) for row in part]
+        labels = [row.name if len(row.name) <= 20 else f"…{row.name[-19:]}" for row in part]
+        figure, ax = _figure(400, 16 * len(part) + 40, 14 + 6 * max(map(len, labels)), 116, 20, 20)
+        ax.barh(y, [row.width for row in part], color=PALE, height=0.74)
+        ax.barh(y, [row.kept for row in part], color=KEPT, height=0.74)
+        ax.set(xlim=(0, 1.02 * widest), xticks=sorted({0, widest // 2, widest}), yticks=y, yticklabels=labels)
+        right = figure.add_axes((0.76, ax.get_position().y0, 0.14, ax.get_position().height), facecolor="none")
+        right.hlines(y, 0, left, color=KEPT, lw=1.5)
+        right.plot(left, y, "o", color=KEPT, ms=4.5)
+        right.set(xlim=(0, 1.06), xticks=[0, 1], xticklabels=["0", "100%"])
+        right.set(yticks=y, yticklabels=[f"{share:.0%}" for share in left])
+        right.yaxis.tick_right()
+        for axes, title in ((ax, "width"), (right, "left")):
+            axes.set(title=title, ylim=(len(part) - 0.4, -0.6))
+            axes.grid(axis="x")
+        words = ", ".join(f"{row.name} {row.kept} of {row.width}" for row in part)
+        caption = f"groups {start + 1} to {start + len(part)}"
+        pictures.append(_svg(figure, f"widths{start}", f"Widths kept in {caption}: {words}", caption))
+    return _section("Widths", "In the network's order.", pictures, dense=PALE, kept=KEPT)
+
+
+def _scores(report: Report) -> str:
+    """Histograms of the importance: of all groups together, and of the widest."""
+    kept, parts = {row.name: row.kept for row in report.groups}, {}
+    for name, values in report.importance.items():
+        if ranked := sorted(filter(math.isfinite, values), reverse=True):
+            parts[name] = ranked[: kept.get(name)], ranked[kept.get(name, len(ranked)) :]
+    widest = sorted(parts, key=lambda name: -len(report.importance[name]))[:12]
+    small = [_histogram(f"score{i}", name, 150, 80, *parts[name]) for i, name in enumerate(parts) if name in widest]
+    every = [[v for part in parts.values() for v in part[i]] for i in (0, 1)]
+    height = 54 + 84 * min(math.ceil(len(small) / 3), 4)
+    whole = _histogram("scores", f"all {len(parts)} groups", 400, height, *every) if parts else ""
+    pictures = [whole, f'<div class="grid" style="--least:9rem">\n{"".join(small)}</div>\n'] if parts else []
+    return _section("Importance", "Every picture has a scale of its own.", pictures, kept=KEPT, dropped=CUT)
+
+
+def _histogram(key: str, name: str, width: int, height: int, kept: list[float], dropped: list[float]) -> str:
+    """How many dimensions have which importance, the dropped ones on top of those that are kept."""
+    figure, ax = _figure(width, height, 8, 8, 4, 18)
+    every = np.array(kept + dropped)
+    low, high = every.min(), every.max()
+    log = bool(low > 0 and high > 50 * np.median(every))
+    low, high = (low, high) if low < high else (low - 0.5, high + 0.5)
+    edges = (np.geomspace if log else np.linspace)(low, high, 20 + width // 20)
+    first, second = np.histogram(kept, edges)[0], np.histogram(dropped, edges)[0]
+    ax.stairs(first, edges, fill=True, color=KEPT)
+    ax.stairs(first + second, edges, baseline=first, fill=True, color=CUT)
+    ax.set(xlim=(low, high), yticks=[], xscale="log" if log else "linear")
+    ax.spines["left"].set_visible(False)
+    _ticks(ax.xaxis, 2 + width // 100)
+    words = f"Importance of {name}: {len(kept)} kept and {len(dropped)} dropped, from {low:.3g} to {high:.3g}"
+    return _svg(figure, key, words, name)
+
+
+def _ticks(axis: Axis, most: int, percent: bool = False) -> None:
+    """Few ticks with plain numbers."""
+    axis.get_major_locator().set_params(**{"numticks" if axis.get_scale() == "log" else "nbins": most})
+    axis.set_major_formatter(lambda value, _: f"{100 * value:g}%" if percent else f"{value:g}")
+    axis.set_minor_formatter("")
+
+
+def _curves(report: Report) -> str:
+    """What was measured in every stage: losses together, everything else for itself."""
+    pictures: list[str] = []
+    for stage in dict.fromkeys(str(record.get("stage", "run")) for record in report.history):
+        records = [record for record in report.history if str(record.get("stage", "run")) == stage]
+        units = [u for u in ("epoch", "step") if all(isinstance(record.get(u), (int, float)) for record in records)]
+        unit = units[0] if units else "record"
+        names = dict.fromkeys(name for record in records for name in record if name not in ("stage", "step", "epoch"))
+        series = {name: found for name in names if (found := _series(records, unit, name))[0]}
+        losses = [name for name in LOSSES if name in series]
+        others = sorted((name for name in series if name not in LOSSES), key=lambda name: not name.startswith("val_"))
+        for chosen in [losses] * bool(losses) + [[name] for name in others]:
+            figure, ax = _figure(360, 200, 46, 12, 22, 36)
+            for name, colour in zip(chosen, (KEPT, CUT, MORE, LAST, INK), strict=False):
+                marker = "o" if len(series[name][0]) <= 40 else ""
+                ax.plot(*series[name], color=colour, lw=1.5, marker=marker, ms=3.5, label=name)
+            metric = chosen[0].removeprefix("val_")
+            dense = report.dense.metrics.get(metric, math.nan)
+            if metric != chosen[0] and math.isfinite(dense):
+                ax.axhline(dense, color=INK, lw=1, ls="--", label=f"dense {_shown(metric, dense)}")
+            ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.97), ncols=5, handlelength=1.4, columnspacing=1.2)
+            ax.set_xlabel(unit)
+            ax.grid()
+            _ticks(ax.xaxis, 6)
+            _ticks(ax.yaxis, 5, percent=metric in FRACTIONS)
+            pictures.append(_svg(figure, f"curve{len(pictures)}", f"{', '.join(chosen)} by {unit}", stage))
+    return _section("Curves", f"More than {POINTS} points are drawn as means of neighbours.", pictures)
+
+
+def _series(records: list[dict[str, Any]], unit: str, name: str) -> tuple[list[float], list[float]]:
+    """Where and what was measured; where a stage comes again, it goes on from the end of the one before."""
+    x, y, ended, last = [], [], 0.0, -math.inf
+    for i, record in enumerate(records):
+        value, at = record.get(name), record.get(unit, i)
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            ended, last = (ended + last if at < last else ended), at
+            x.append(ended + at)
+            y.append(float(value))
+    if len(x) > POINTS:
+        x, y = ([float(part.mean()) for part in np.array_split(np.array(whole), POINTS)] for whole in (x, y))
+    return x, y
+
+
+def _table(rows: list[list[Any]], *head: str) -> str:
+    """Cells as text, floats as bars of that part."""
+    lines = ["".join(f"<th>{name}</th>" for name in head)] if head else []
+    for row in rows:
+        cells = (BAR.format(cell) if isinstance(cell, float) else escape(str(cell)) for cell in row)
+        lines.append("".join(f"<td>{cell}</td>" for cell in cells))
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    return f'<div class="wide"><table>\n{body}</table></div>' if rows else ""
+
+
+def _tables(report: Report) -> str:
+    """The groups, what was left alone, notes, times, machine and recipe, as far as there are any."""
+    groups = [
+        [row.name, row.kind, row.width, row.kept, row.kept / max(row.width, 1), amount(row.params), amount(row.macs)]
+        for row in report.groups
+    ]
+    times = [[k, timedelta(seconds=round(s)) if 60 <= s < 1e9 else f"{s:.3g} s"] for k, s in report.seconds.items()]
+    recipe = yaml.safe_dump(json.loads(json.dumps(report.recipe, default=str)), sort_keys=False, allow_unicode=True)
+    blocks = [
+        ("Groups", _table(groups, "name", "kind", "width", "kept", "", "params/dim", "MACs/dim")),
+        ("Left alone", _table([[r.get(k) for k in ("name", "reason", "width")] for r in report.refused])),
+        ("Notes", _table([[note] for note in report.notes])),
+        ("Time", _table(times)),
+        ("Machine", _table([[name, str(value)] for name, value in report.machine.items()])),
+        ("Recipe", f"<pre>{escape(recipe)}</pre>" if report.recipe else ""),
+    ]
+    folds = [f"<details open><summary>{title}</summary>\n{body}</details>\n" * bool(body) for title, body in blocks]
+    wide = folds[0].replace(" open", "", len(groups) > 40) + folds[1].replace(" open", "", 1)
+    return f'{wide}<div class="grid" style="--least:18rem">\n{"".join(folds[2:])}</div>\n'
