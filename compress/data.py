@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import io
 import itertools
 from collections.abc import Callable, Iterable
@@ -71,9 +72,10 @@ def _factory(module: str, name: str, data: Data) -> Loaders:
 
 
 def _takes_argument(factory: Callable[..., Any]) -> bool:
-    import inspect
-
-    return any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
+    try:
+        return any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
+    except ValueError:  # a class of C's
+        return False
 
 
 def _cifar(kind: str, folder: Path, data: Data) -> tuple[Dataset[Any], Dataset[Any]]:

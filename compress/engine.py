@@ -147,11 +147,9 @@ class Engine:
         size = length_of(loader)
         once = isinstance(loader, Iterator)
         while count > 0:
-            generator = getattr(loader, "generator", None)
-            if at and at.get("generator") and generator is not None:
-                generator.set_state(torch.tensor(at["generator"], dtype=torch.uint8))
-            start = generator.get_state().tolist() if generator is not None else None
             seed_all(derived(self.seed, name, epoch))
+            if isinstance(generator := getattr(loader, "generator", None), torch.Generator):
+                generator.manual_seed(derived(self.seed, name, epoch))
             if hasattr(getattr(loader, "sampler", None), "set_epoch"):
                 loader.sampler.set_epoch(epoch)  # type: ignore[attr-defined]
             inside = 0
@@ -163,7 +161,7 @@ class Engine:
                     set_random_state(at["random"])
                     at = None
                 part = inside / size if size else 0.0
-                yield {"epoch": epoch, "inside": inside, "part": part, "generator": start}, batch
+                yield {"epoch": epoch, "inside": inside, "part": part}, batch
                 count -= 1
                 if count == 0:
                     return

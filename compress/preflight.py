@@ -47,8 +47,6 @@ def make_ready(
         NotReady: all that is missing or does not fit.
     """
     wrong: list[str] = []
-    if not isinstance(model, nn.Module):
-        raise NotReady(f"model: expected a torch.nn.Module; got {type(model).__name__}")
     try:
         found = _task(recipe, train, val, task)
     except (TypeError, ValueError, OSError) as error:

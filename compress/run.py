@@ -71,6 +71,8 @@ class Run:
             NotReady: all that is missing or does not fit.
             FileExistsError: the working directory is in use, or belongs to another run.
         """
+        if not isinstance(model, nn.Module):
+            raise NotReady(f"model: expected a torch.nn.Module; got {type(model).__name__}")
         identity = open_workdir(workdir, model, recipe, resume) if workdir is not None else None
         store = Store(workdir) if workdir is not None else None
         with Display(quiet) as display, own_randomness(recipe.seed):
@@ -278,7 +280,7 @@ class Run:
         """Take up a checkpoint."""
         self.engine.history, self.engine.seconds = facts.pop("history"), facts.pop("seconds")
         self._resumed = (tensors, facts)
-        own = {"done", "epoch", "inside", "part", "generator", "random", "state"}
+        own = {"done", "epoch", "inside", "part", "random", "state"}
         self.engine.facts = {key: value for key, value in facts.items() if key not in own}
         if "plan" in facts:
             self.plan, self.round = Plan.from_dict(facts["plan"]), facts["round"]

@@ -1,0 +1,167 @@
+"""What is wrong is said before an hour is spent, all of it at once."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from digits import RECIPE, dense, loaders
+from torch import Tensor, nn
+
+import compress
+from compress.data import loaders as loaders_by_name
+from compress.recipe import Data
+
+
+def refused(match: str, recipe: Any = RECIPE, model: Any = None, error: type[Exception] = compress.NotReady, **given: Any) -> str:
+    with pytest.raises(error, match=match) as caught:
+        compress.prune(dense() if model is None else model, recipe, quiet=True, **given)
+    return str(caught.value)
+
+
+def test_training_data_that_are_missing_are_asked_for() -> None:
+    refused(r"train: search netslim and finetune need training data, and there is none\. Give train=LOADER")
+    refused("train: finetune needs training data", {"budget": {"macs": 0.5}, "finetune": {"epochs": 1}})
+    refused("example_inputs: expected what the model is called with", {"budget": {"macs": 0.5}})
+
+
+def test_empty_loader_is_named() -> None:
+    refused("train: expected at least one batch; the loader gave none", train=[])
+    train, _ = loaders()
+    refused("val: expected at least one batch; the loader gave none", train=train, val=[], error=compress.BatchError)
+
+
+def test_validation_data_that_an_option_needs_are_asked_for() -> None:
+    train, _ = loaders()
+    recipe = {**RECIPE, "finetune": {"epochs": 1, "best": True}}
+    refused("val: finetune.best needs validation data, and there is none", recipe, train=train)
+    refused("val: expected a loader that can be read more than once", train=train, val=iter([]))
+
+
+def test_everything_is_said_at_once() -> None:
+    recipe = {**RECIPE, "finetune": {"epochs": 1, "best": True, "distill": {"features": ["stage9", "stage1.0.conv3"]}}}
+    text = refused("4 things to mend", recipe, train=[torch.zeros(3)])
+    for part in (
+        "finetune.best needs validation data",
+        "has no module 'stage9'; the nearest are stage",
+        "has no module 'stage1.0.conv3'; the nearest are stage1.0.conv",
+        "expected batches of (input, target)",
+    ):
+        assert part in text, text
+
+
+def test_model_that_does_not_run_on_the_data_is_named() -> None:
+    bad = [(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long))]
+    refused("the model does not run on the first training batch: RuntimeError: .*channels", train=bad)
+    refused("model: expected a torch.nn.Module; got dict", model={"weights": 1}, train=bad)
+
+
+def test_data_with_nan_are_found_at_the_first_batch() -> None:
+    bad = [(torch.full((4, 1, 8, 8), math.nan), torch.zeros(4, dtype=torch.long))]
+    refused("the loss of the first training batch is nan", train=bad)
+
+
+@pytest.mark.parametrize("stage", ["search", "finetune"])
+def test_loss_that_stops_being_a_number_names_step_and_terms(stage: str, tmp_path: Path) -> None:
+    train, _ = loaders()
+    recipe = {**RECIPE, stage: {**RECIPE[stage], "lr": 1e12, "schedule": "constant"}}
+    pattern = rf"{stage}, step \d+ of \d+: the loss is not finite \(loss .*task .*\)\. Lower its lr"
+    text = refused(pattern, recipe, train=train, error=compress.Diverged, workdir=tmp_path)
+    assert "resume" in text
+
+
+def test_attention_is_not_looked_for_in_a_network_without() -> None:
+    train, _ = loaders()
+    recipe = {**RECIPE, "target": {"attention": True, "channels": False}}
+    refused(r"target.attention: the model has no dimensions that pass .*; it has channels and residual\.", recipe, train=train)
+
+
+def test_budget_out_of_reach_is_found_before_the_search() -> None:
+    class Counting(compress.Classification):
+        steps = 0
+
+        def loss(self, outputs: Any, batch: Any) -> Tensor:
+            self.steps += 1
+            return super().loss(outputs, batch)
+
+    task = Counting(*loaders())
+    refused("budget.macs: 1% .*cannot be reached", {**RECIPE, "budget": {"macs": "1%"}}, error=compress.BudgetError, task=task)
+    assert task.steps <= 1 + len(list(task.val or ()))
+
+
+def test_loader_that_breaks_half_way_leaves_its_own_error() -> None:
+    def broken() -> Any:
+        yield from list(loaders()[0])[:5]
+        raise OSError("the disk is gone")
+
+    refused("the disk is gone", {**RECIPE, "search": {"method": "netslim", "epochs": "9 steps"}, "finetune": None}, train=broken(), error=OSError)
+
+
+def test_loss_that_is_not_one_number_is_named() -> None:
+    class Rows(compress.Classification):
+        def loss(self, outputs: Any, batch: Any) -> Tensor:
+            return nn.functional.cross_entropy(outputs, batch[1], reduction="none")
+
+    refused("task.loss: expected a tensor with one number", task=Rows(*loaders()))
+
+
+def test_mixing_needs_a_task_that_can() -> None:
+    from test_task import Regression
+
+    recipe = {**RECIPE, "finetune": {"epochs": 1, "mixup": 0.2}}
+    refused("finetune.mixup: Regression has no `soften`", recipe, task=Regression())
+
+
+@pytest.mark.parametrize(
+    ("source", "match", "error"),
+    [
+        ("digit", "data.source 'digit': expected digits, cifar10:FOLDER", ValueError),
+        ("cifar10:", "expected digits, cifar10:FOLDER", ValueError),
+        ("cifar10:nowhere", "found neither torchvision's cifar10 nor train.npz", FileNotFoundError),
+        ("folder:nowhere", "expected train/ and val/ there; train/ is missing", FileNotFoundError),
+        ("no.such.module:make", "No module named 'no'", ValueError),
+        ("compress.data:nothing", "has no attribute", ValueError),
+        ("builtins:dict", "expected \\(train, val\\) loaders; got dict", ValueError),
+    ],
+)
+def test_sources_that_do_not_exist_are_named(source: str, match: str, error: type[Exception]) -> None:
+    with pytest.raises(error, match=match):
+        loaders_by_name(Data(source=source))
+    refused(match, {**RECIPE, "data": {"source": source}})
+
+
+def test_folders_of_images_are_read(tmp_path: Path) -> None:
+    from PIL import Image
+
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(3):
+                Image.new("RGB", (40, 30), (50 * i, 90, 20)).save(tmp_path / split / name / f"{i}.png")
+    train, val = loaders_by_name(Data(source=f"folder:{tmp_path}", batch_size=2, size=16))
+    x, y = next(iter(train or ()))
+    assert x.shape == (2, 3, 16, 16)
+    assert len(list(val or ())) == 3
+    assert set(torch.cat([y for _, y in val or ()]).tolist()) == {0, 1}
+
+
+def test_archives_of_jpegs_are_read(tmp_path: Path) -> None:
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    for split in ("train", "test"):
+        files = []
+        for i in range(5):
+            file = io.BytesIO()
+            Image.new("RGB", (32, 32), (40 * i, 0, 0)).save(file, "JPEG")
+            files.append(np.frombuffer(file.getvalue(), dtype=np.uint8))
+        offset = np.cumsum([0, *map(len, files)])
+        np.savez(tmp_path / f"{split}.npz", jpeg=np.concatenate(files), offset=offset, label=np.arange(5))
+    train, val = loaders_by_name(Data(source=f"cifar10:{tmp_path}", batch_size=5))
+    assert next(iter(train or ()))[0].shape == (5, 3, 32, 32)
+    assert next(iter(val or ()))[1].tolist() == [0, 1, 2, 3, 4]

@@ -1,0 +1,87 @@
+"""A search inside somebody else's loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from digits import SEARCH, dense, loaders
+from test_prune import same_weights
+from test_untouched import alike, portrait
+from torch.nn.utils import parametrize
+
+import compress
+
+RECIPE: dict[str, Any] = {"budget": {"macs": "50%"}, "search": {**SEARCH, "epochs": "8 steps"}, "timing": {"repeats": 3}}
+
+
+def batches(count: int = 8) -> list[Any]:
+    torch.manual_seed(3)
+    return [(x, y) for x, y in loaders(count=64 * count)[0]]
+
+
+def test_session_makes_the_same_network_as_the_call() -> None:
+    """The call on a list of batches makes the same steps in the same order."""
+    data = batches()
+    whole = compress.prune(dense(), RECIPE, train=data, quiet=True)
+    session = compress.search_session(dense(), RECIPE, example_inputs=data[0][0])
+    for batch in data:
+        session.step(batch)
+    pruned = session.finish()
+    assert pruned.plan.keep == whole.plan.keep
+    assert same_weights(pruned.model, whole.model)
+    assert pruned.report.pruned.macs == whole.report.pruned.macs
+
+
+def test_session_leaves_the_model_and_the_random_numbers_alone() -> None:
+    model, data = dense(), batches(2)
+    before, numbers = portrait(model), torch.get_rng_state()
+    session = compress.search_session(model, RECIPE, steps=2, example_inputs=data[0][0])
+    for batch in data:
+        terms = session.step(batch)
+        assert set(terms) == {"loss", "task", "penalty"}
+    pruned = session.finish()
+    assert alike(before, portrait(model))
+    assert torch.equal(numbers, torch.get_rng_state())
+    assert not any(parametrize.is_parametrized(m) for m in pruned.model.modules())
+
+
+def test_session_with_validation_data_reports_accuracy() -> None:
+    train, val = loaders(count=256)
+    session = compress.search_session(dense(), {**RECIPE, "search": {**SEARCH, "epochs": 1}}, train=train, val=val)
+    assert session.steps == len(train)
+    for batch in train:
+        session.step(batch)
+    report = session.finish().report
+    assert report.dense.metrics["accuracy"] > 0.9
+    assert "accuracy" in report.pruned.metrics
+
+
+def test_steps_beyond_the_end_are_refused() -> None:
+    data = batches(2)
+    session = compress.search_session(dense(), RECIPE, steps=1, example_inputs=data[0][0])
+    session.step(data[0])
+    with pytest.raises(RuntimeError, match=r"was to make 1 steps and has made them: call finish\(\)"):
+        session.step(data[1])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "given", "match"),
+    [
+        ({"budget": {"macs": 0.5}}, {}, r"search.method: magnitude does not train; use compress.prune"),
+        ({**RECIPE, "steps": 2}, {}, "steps: a session makes one round"),
+        ({**RECIPE, "search": {**SEARCH, "epochs": 3}}, {}, "steps: 3 epochs of data that the session does not see"),
+        (RECIPE, {}, "example_inputs: expected what the model is called with"),
+    ],
+)
+def test_what_a_session_cannot_do_is_said(recipe: Any, given: Any, match: str) -> None:
+    with pytest.raises(compress.NotReady, match=match):
+        compress.search_session(dense(), recipe, **given)
+
+
+def test_loss_that_is_not_a_number_stops_the_session() -> None:
+    data = batches(1)
+    session = compress.search_session(dense(), RECIPE, example_inputs=data[0][0])
+    with pytest.raises(compress.Diverged, match="search, step 1 of 8: the loss is not finite"):
+        session.step((torch.full_like(data[0][0], float("nan")), data[0][1]))
