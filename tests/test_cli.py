@@ -108,8 +108,113 @@ def test_every_packaged_recipe_loads_and_opens_with_its_command():
         assert any("compress prune" in line and f"--recipe {name}" in line for line in head)
 
 
-def test_quickstart_runs_and_finds_every_stage_equal():
-    done = subprocess.run([sys.executable, "-m", "compress", "quickstart"], capture_output=True, text=True, check=False)
+def test_quickstart_keeps_every_promise(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "compress", "quickstart", "--workdir", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"},
+    )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("equal") == 2
-    assert "NOT EQUAL" not in done.stdout
+    assert done.stdout.count("kept") >= 4
+    assert "BROKEN" not in done.stdout
+    assert (tmp_path / "out" / "report.html").exists()
+
+
+TRAINED = ["--model", "compress.quickstart:Network", "--data", "digits"]
+
+
+@pytest.fixture
+def short(tmp_path):
+    path = tmp_path / "short.yaml"
+    path.write_text(
+        "extends: quickstart\nsearch: {epochs: 6 steps}\nfinetune: {epochs: 6 steps}\ntiming: {repeats: 3, batch_size: 1}\n"
+    )
+    return str(path)
+
+
+def test_prune_with_training_leaves_plan_weights_report_and_page(monkeypatch, capsys, tmp_path, short):
+    folder = tmp_path / "out"
+    code, out, err = run(monkeypatch, capsys, "prune", *TRAINED, "--recipe", short, "--workdir", str(folder))
+    assert code == 0, err
+    assert "accuracy" in out
+    assert "report.html" in out
+    assert {p.name for p in folder.iterdir()} == {
+        "plan.json", "model.safetensors", "report.json", "report.html", "run.json"}  # fmt: skip
+    from compress.quickstart import Network
+
+    compress.load(Network(), folder)
+    code, _, err = run(monkeypatch, capsys, "prune", *TRAINED, "--recipe", short, "--workdir", str(folder))
+    assert code == 2
+    assert "it holds a run: go on with resume=True (--resume), or choose another" in err
+
+
+def test_prune_as_json_prints_the_report_and_nothing_else(monkeypatch, capsys, tmp_path, short):
+    words = [*TRAINED, "--recipe", short, "--workdir", str(tmp_path / "out"), "--json", "--seed", "3"]
+    code, out, _ = run(monkeypatch, capsys, "prune", *words)
+    data = json.loads(out)
+    assert code == 0
+    assert data["recipe"]["seed"] == 3
+    assert data["pruned"]["macs"] <= 0.45 * data["dense"]["macs"]
+    assert data == json.loads((tmp_path / "out" / "report.json").read_text())
+
+
+def test_interrupted_command_exits_130_and_goes_on_with_resume(monkeypatch, capsys, tmp_path, short):
+    from compress.finetune import Tuning
+
+    weights = tmp_path / "dense.pt"  # the same model both times
+    from compress.quickstart import Network
+
+    torch.save(Network().state_dict(), weights)
+    words = [*TRAINED, "--weights", str(weights), "--recipe", short, "--workdir", str(tmp_path / "out")]
+    with monkeypatch.context() as patch:
+        patch.setattr(Tuning, "step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        code, _, err = run(monkeypatch, capsys, "prune", *words)
+    assert code == 130
+    assert "interrupted in stage finetune; go on with resume=True (--resume)" in err
+    code, out, err = run(monkeypatch, capsys, "prune", *words, "--resume")
+    assert code == 0, err
+    assert "accuracy" in out
+
+
+def test_budget_out_of_reach_exits_1(monkeypatch, capsys, tmp_path):
+    recipe = tmp_path / "tiny.yaml"
+    recipe.write_text("budget: {macs: 0.1%}\n")
+    words = [*SMALL, "--recipe", str(recipe), "--workdir", str(tmp_path / "out")]
+    code, _, err = run(monkeypatch, capsys, "prune", *words)
+    assert code == 1
+    assert "cannot be reached" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--data", "digit"], "expected digits, cifar10:FOLDER"),
+        (["--data", "folder:nowhere"], "train/ is missing"),
+        ([], "need training data"),
+        (["--recipe", "quickstrt"], "Did you mean quickstart?"),
+    ],
+)
+def test_mistakes_of_prune_exit_2(monkeypatch, capsys, tmp_path, words, text):
+    base = ["--model", "torchvision:resnet18", "--recipe", "resnet_cifar_netslim", "--workdir", str(tmp_path / "out")]
+    code, _, err = run(monkeypatch, capsys, "prune", *base, *words)
+    assert code == 2
+    assert text in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_recipe_is_printed_by_name_and_listed_as_json(monkeypatch, capsys):
+    code, out, _ = run(monkeypatch, capsys, "recipes", "quickstart")
+    assert code == 0
+    assert out.startswith("# Digits in two minutes")
+    code, out, _ = run(monkeypatch, capsys, "recipes", "--json")
+    assert json.loads(out).keys() >= {"quickstart", "magnitude_half", "resnet50_imagenet_netslim"}
+
+
+def test_help_has_examples(monkeypatch, capsys):
+    for command in ("prune", "preview", "recipes"):
+        code, out, _ = run(monkeypatch, capsys, command, "--help")
+        assert code == 0
+        assert f"compress {command}" in out

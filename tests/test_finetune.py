@@ -171,7 +171,9 @@ def test_recalibration_gives_the_statistics_of_the_batches() -> None:
     assert all(torch.equal(before[k], after[k]) for k in before if "running" not in k and "tracked" not in k)
 
 
-@pytest.mark.parametrize("settings", [{"mixup": 0.2}, {"cutmix": 1.0}, {"mixup": 0.2, "cutmix": 1.0}, {"label_smoothing": 0.1}])
+@pytest.mark.parametrize(
+    "settings", [{"mixup": 0.2}, {"cutmix": 1.0}, {"mixup": 0.2, "cutmix": 1.0}, {"label_smoothing": 0.1}]
+)
 @pytest.mark.parametrize("count", [7, 8])
 def test_soft_targets_train(settings: dict[str, Any], count: int) -> None:
     work = tuning(cut(dense())[0], dense(), **settings, distill={})

@@ -110,7 +110,13 @@ def test_subgradient_goes_to_the_scores_and_to_nothing_else(norm: bool, optimize
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_proximal_step_is_soft_thresholding_after_the_gradient_step(norm: bool) -> None:
-    common: dict[str, Any] = {"lr": 0.05, "momentum": 0, "weight_decay": 0, "schedule": "constant", "update": "proximal"}
+    common: dict[str, Any] = {
+        "lr": 0.05,
+        "momentum": 0,
+        "weight_decay": 0,
+        "schedule": "constant",
+        "update": "proximal",
+    }
     model, search = started(norm, gamma=2.0, **common)
     with torch.no_grad():
         for s in search.scores:

@@ -16,7 +16,9 @@ from compress.data import loaders as loaders_by_name
 from compress.recipe import Data
 
 
-def refused(match: str, recipe: Any = RECIPE, model: Any = None, error: type[Exception] = compress.NotReady, **given: Any) -> str:
+def refused(
+    match: str, recipe: Any = RECIPE, model: Any = None, error: type[Exception] = compress.NotReady, **given: Any
+) -> str:
     with pytest.raises(error, match=match) as caught:
         compress.prune(dense() if model is None else model, recipe, quiet=True, **given)
     return str(caught.value)
@@ -76,7 +78,11 @@ def test_loss_that_stops_being_a_number_names_step_and_terms(stage: str, tmp_pat
 def test_attention_is_not_looked_for_in_a_network_without() -> None:
     train, _ = loaders()
     recipe = {**RECIPE, "target": {"attention": True, "channels": False}}
-    refused(r"target.attention: the model has no dimensions that pass .*; it has channels and residual\.", recipe, train=train)
+    refused(
+        r"target.attention: the model has no dimensions that pass .*; it has channels and residual\.",
+        recipe,
+        train=train,
+    )
 
 
 def test_budget_out_of_reach_is_found_before_the_search() -> None:
@@ -88,7 +94,12 @@ def test_budget_out_of_reach_is_found_before_the_search() -> None:
             return super().loss(outputs, batch)
 
     task = Counting(*loaders())
-    refused("budget.macs: 1% .*cannot be reached", {**RECIPE, "budget": {"macs": "1%"}}, error=compress.BudgetError, task=task)
+    refused(
+        "budget.macs: 1% .*cannot be reached",
+        {**RECIPE, "budget": {"macs": "1%"}},
+        error=compress.BudgetError,
+        task=task,
+    )
     assert task.steps <= 1 + len(list(task.val or ()))
 
 
@@ -97,7 +108,12 @@ def test_loader_that_breaks_half_way_leaves_its_own_error() -> None:
         yield from list(loaders()[0])[:5]
         raise OSError("the disk is gone")
 
-    refused("the disk is gone", {**RECIPE, "search": {"method": "netslim", "epochs": "9 steps"}, "finetune": None}, train=broken(), error=OSError)
+    refused(
+        "the disk is gone",
+        {**RECIPE, "search": {"method": "netslim", "epochs": "9 steps"}, "finetune": None},
+        train=broken(),
+        error=OSError,
+    )
 
 
 def test_loss_that_is_not_one_number_is_named() -> None:

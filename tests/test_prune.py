@@ -201,10 +201,7 @@ def test_recipe_that_names_its_data_stands_alone() -> None:
 
 def test_recipe_that_names_its_task_stands_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_task_of_digits.py").write_text(
-        "import compress\n"
-        "from digits import loaders\n"
-        "def make():\n"
-        "    return compress.Classification(*loaders())\n"
+        "import compress\nfrom digits import loaders\ndef make():\n    return compress.Classification(*loaders())\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     pruned = compress.prune(dense(), {**RECIPE, "finetune": None, "task": "my_task_of_digits:make"}, quiet=True)

@@ -98,7 +98,9 @@ def test_unknown_word_is_answered_with_the_nearest(tmp_path: Path) -> None:
         Recipe.load(path)
     with pytest.raises(RecipeError, match=r"bugdet: expected one of .*Did you mean budget\?"):
         Recipe.load({"bugdet": {"macs": 0.5}})
-    with pytest.raises(RecipeError, match=r"search\.method: expected one of magnitude, .*got 'magnitud'\. Did you mean magnitude\?"):
+    with pytest.raises(
+        RecipeError, match=r"search\.method: expected one of magnitude, .*got 'magnitud'\. Did you mean magnitude\?"
+    ):
         Recipe.load({"budget": {"macs": 0.5}, "search": {"method": "magnitud"}})
 
 
@@ -125,7 +127,9 @@ def test_types_are_strict() -> None:
 
 
 def test_budget_is_exactly_one() -> None:
-    with pytest.raises(RecipeError, match="budget: expected exactly one of macs, params, dims, latency; got macs and params"):
+    with pytest.raises(
+        RecipeError, match="budget: expected exactly one of macs, params, dims, latency; got macs and params"
+    ):
         Recipe.load({"budget": {"macs": 0.5, "params": 0.5}})
     with pytest.raises(RecipeError, match="budget: expected exactly one of macs, params, dims, latency; got none"):
         Recipe.load({"budget": {}})
@@ -183,3 +187,137 @@ def test_every_packaged_recipe_loads_and_opens_with_its_command() -> None:
     for name, path in packaged().items():
         assert isinstance(Recipe.load(name), Recipe)
         assert path.read_text().startswith("#"), name
+
+
+def test_extends_starts_from_another_recipe(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "budget: {macs: 50%}\nsearch: {method: netslim, epochs: 10, lr: 0.1}\nfinetune: {epochs: 5}\ntarget: {round_to: 8}\n"
+    )
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: base.yaml\nsearch: {epochs: 500 steps}\ntarget: {residual: true}\n")
+    recipe = Recipe.load(mine)
+    assert str(recipe.search.training.epochs) == "500 steps"  # type: ignore[union-attr]
+    assert recipe.search.lr == 0.1  # type: ignore[attr-defined]
+    assert (recipe.target.round_to, recipe.target.residual, recipe.budget.macs) == (8, True, 0.5)
+    assert recipe == Recipe.load(
+        {"extends": str(tmp_path / "base.yaml"), **{"search": {"epochs": "500 steps"}, "target": {"residual": True}}}
+    )
+
+
+def test_extended_budget_and_method_are_replaced_not_mixed(tmp_path: Path) -> None:
+    base = {"extends": "quickstart"}
+    other = Recipe.load({**base, "budget": {"params": "30%"}})
+    assert (other.budget.unit, other.budget.left) == ("params", 0.3)
+    plain = Recipe.load({**base, "search": {"method": "random"}, "finetune": None})
+    assert plain.search == RandomConfig()
+    assert plain.finetune is None
+
+
+def test_extends_of_extends_and_of_itself(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("extends: b.yaml\nseed: 1\n")
+    (tmp_path / "b.yaml").write_text("extends: c.yaml\nseed: 2\ncompensate: true\n")
+    (tmp_path / "c.yaml").write_text("budget: {dims: 0.4}\nseed: 3\n")
+    recipe = Recipe.load(tmp_path / "a.yaml")
+    assert (recipe.seed, recipe.compensate, recipe.budget.dims) == (1, True, 0.4)
+    (tmp_path / "c.yaml").write_text("extends: a.yaml\n")
+    with pytest.raises(RecipeError, match=r"a\.yaml: extends itself, by way of .*b\.yaml -> .*c\.yaml -> .*a\.yaml"):
+        Recipe.load(tmp_path / "a.yaml")
+    with pytest.raises(RecipeError, match=r"extends: expected a recipe's name or path; got 3"):
+        Recipe.load({"extends": 3})
+    with pytest.raises(RecipeError, match=r"quickstat: expected .*Did you mean quickstart\?"):
+        Recipe.load({"extends": "quickstat"})
+
+
+def test_errors_of_what_is_extended_name_its_file(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("budget: {macs: 50%}\n\nseach: {method: random}\n")
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: base.yaml\ncompensat: true\n")
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load(mine)
+    assert "seach (line 3, column 1) of " in str(caught.value)
+    assert "base.yaml: expected one of" in str(caught.value)
+    assert "compensat (line 2, column 1): expected one of" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(10, "10 epochs"), ("10", "10 epochs"), ("10 epochs", "10 epochs"), ("1 epoch", "1 epochs"), (0.5, "0.5 epochs"),
+     ("500 steps", "500 steps"), ("1e3 steps", "1000 steps")],
+)  # fmt: skip
+def test_lengths_are_epochs_or_steps(value: Any, text: str) -> None:
+    recipe = Recipe.load({"budget": {"macs": 0.5}, "finetune": {"epochs": value}})
+    assert str(recipe.finetune.epochs) == text  # type: ignore[union-attr]
+    assert Recipe.load(recipe.model_dump(mode="json", exclude_none=True)) == recipe
+
+
+@pytest.mark.parametrize("value", [0, -1, "ten", "5 minutes", "1.5 steps", True, None, [3], "inf", float("nan")])
+def test_other_lengths_are_errors(value: Any) -> None:
+    with pytest.raises(
+        RecipeError, match=r'finetune\.epochs: expected a number of epochs, "10 epochs" or "500 steps"; got'
+    ):
+        Recipe.load({"budget": {"macs": 0.5}, "finetune": {"epochs": value}})
+
+
+def test_numbers_are_read_as_people_write_them(tmp_path: Path) -> None:
+    """YAML itself reads 1e-4 as text."""
+    path = written(tmp_path, "budget: {macs: 50%}\nfinetune: {epochs: 3, lr: 1e-4, weight_decay: 5e-2, warmup: 10%}\n")
+    finetune = Recipe.load(path).finetune
+    assert finetune is not None
+    assert (finetune.lr, finetune.weight_decay, finetune.warmup) == (1e-4, 0.05, 0.1)
+    for bad, text in (("fast", "expected a number such as 0.1 or 1e-4"), (-1, "greater than 0"), (0, "greater than 0")):
+        with pytest.raises(RecipeError, match=rf"finetune\.lr: .*{text}"):
+            Recipe.load({"budget": {"macs": 0.5}, "finetune": {"epochs": 3, "lr": bad}})
+    with pytest.raises(RecipeError, match=r'finetune\.warmup: expected a part of the whole, as 0 <= x <= 1 or "10%"'):
+        Recipe.load({"budget": {"macs": 0.5}, "finetune": {"epochs": 3, "warmup": 10}})
+
+
+def test_bounds_are_dimensions_or_parts() -> None:
+    bounds = {"a": {"least": 8, "most": "50%"}, "re:b.*": {"most": 0.25}}
+    recipe = Recipe.load({"budget": {"macs": 0.5}, "target": {"bounds": bounds}})
+    assert (recipe.target.bounds["a"].least, recipe.target.bounds["a"].most) == (8, 0.5)
+    for bad, text in (
+        ({"least": 0}, "expected a number of dimensions such as 8"),
+        ({}, "expected least, most or both; got none"),
+        ({"least": 9, "most": 3}, "expected least <= most; got 9 and 3"),
+        ({"fewest": 3}, "expected one of least, most; got 'fewest'"),
+    ):
+        with pytest.raises(RecipeError, match=rf"target\.bounds\.a.*{text}"):
+            Recipe.load({"budget": {"macs": 0.5}, "target": {"bounds": {"a": bad}}})
+
+
+def test_wrong_words_of_a_choice_are_answered_with_the_nearest(tmp_path: Path) -> None:
+    text = "budget: {macs: 50%}\nsearch: {method: netslim, epochs: 3, update: proximl}\nfinetune:\n  epochs: 3\n  schedule: cosin\n"
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load(written(tmp_path, text))
+    assert (
+        "search.update (line 2, column 38): expected one of subgradient, proximal; got 'proximl'. Did you mean proximal?"
+        in str(caught.value)
+    )
+    assert (
+        "finetune.schedule (line 5, column 3): expected one of cosine, step, constant; got 'cosin'. Did you mean cosine?"
+        in str(caught.value)
+    )
+    with pytest.raises(RecipeError, match="search: expected a method and its settings"):
+        Recipe.load({"budget": {"macs": 0.5}, "search": "netslim"})
+    with pytest.raises(RecipeError, match=r"search\.epochs: required, and missing"):
+        Recipe.load({"budget": {"macs": 0.5}, "search": {"method": "netslim"}})
+    with pytest.raises(RecipeError, match=r"search\.epochs: expected one of method, ranking; got 'epochs'"):
+        Recipe.load({"budget": {"macs": 0.5}, "search": {"method": "magnitude", "epochs": 3}})
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_mutated_recipes_name_the_place(name: str, tmp_path: Path) -> None:
+    """Each key of each packaged recipe, misspelt: the error has its line and column."""
+    import yaml
+
+    text = packaged()[name].read_text()
+    keys = [token for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken)]
+    words = {t.value for t in keys if t.value in text and t.value.isidentifier()}
+    for token in keys:
+        start, end = token.start_mark, token.end_mark
+        if not text[end.index :].lstrip().startswith(":") or token.value not in words:
+            continue
+        broken = text[: start.index] + token.value + "x" + text[end.index :]
+        place = rf"\(line {start.line + 1}, column {start.column + 1}\)"
+        with pytest.raises(RecipeError, match=rf"{token.value}x {place}: expected one of .*got '{token.value}x'"):
+            Recipe.load(written(tmp_path, broken))

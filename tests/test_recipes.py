@@ -58,7 +58,12 @@ def test_recipe_runs_in_shortened_form(name: str) -> None:
     report = pruned.report
     assert getattr(report.pruned, full.budget.unit) <= full.budget.left * getattr(report.dense, full.budget.unit)
     shorter = Recipe.load(short)
-    assert shorter.model_copy(update={"search": full.search, "finetune": full.finetune, "timing": full.timing, "data": full.data}) == full
+    assert (
+        shorter.model_copy(
+            update={"search": full.search, "finetune": full.finetune, "timing": full.timing, "data": full.data}
+        )
+        == full
+    )
 
 
 @pytest.mark.parametrize("name", packaged())

@@ -182,7 +182,9 @@ def test_finished_run_is_given_back(tmp_path: Path) -> None:
 def test_directory_that_is_not_empty_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     train, val = small()
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(FileExistsError, match=r"expected an empty or missing directory; it holds other files \(thesis.txt\)"):
+    with pytest.raises(
+        FileExistsError, match=r"expected an empty or missing directory; it holds other files \(thesis.txt\)"
+    ):
         compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, quiet=True)
     with pytest.raises(FileExistsError, match="nothing to resume; it holds other files"):
         compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
@@ -193,7 +195,9 @@ def test_directory_that_is_not_empty_is_refused_before_anything_is_done(tmp_path
     run = tmp_path / "run"
     with pytest.raises(Stop):
         compress.prune(dense(), FULL, train=Stopping(train, 3), val=val, workdir=run, quiet=True)
-    with pytest.raises(FileExistsError, match=r"it holds a run: go on with resume=True \(--resume\), or choose another"):
+    with pytest.raises(
+        FileExistsError, match=r"it holds a run: go on with resume=True \(--resume\), or choose another"
+    ):
         compress.prune(dense(), FULL, train=train, val=val, workdir=run, quiet=True)
 
 
@@ -202,7 +206,9 @@ def test_directory_of_another_run_is_refused_with_the_difference(tmp_path: Path)
     with pytest.raises(Stop):
         compress.prune(dense(), FULL, train=Stopping(train, 3), val=val, workdir=tmp_path, quiet=True)
     other = {**FULL, "budget": {"macs": "40%"}, "seed": 7}
-    with pytest.raises(FileExistsError, match=r"(?s)belongs to another run:.*budget.macs: was 0.5, is 0.4.*seed: was 0, is 7"):
+    with pytest.raises(
+        FileExistsError, match=r"(?s)belongs to another run:.*budget.macs: was 0.5, is 0.4.*seed: was 0, is 7"
+    ):
         compress.prune(dense(), other, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
     changed = dense()
     with torch.no_grad():

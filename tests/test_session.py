@@ -13,7 +13,11 @@ from torch.nn.utils import parametrize
 
 import compress
 
-RECIPE: dict[str, Any] = {"budget": {"macs": "50%"}, "search": {**SEARCH, "epochs": "8 steps"}, "timing": {"repeats": 3}}
+RECIPE: dict[str, Any] = {
+    "budget": {"macs": "50%"},
+    "search": {**SEARCH, "epochs": "8 steps"},
+    "timing": {"repeats": 3},
+}
 
 
 def batches(count: int = 8) -> list[Any]:

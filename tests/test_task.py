@@ -140,7 +140,14 @@ def test_loader_of_timm() -> None:
             return self.transform(Image.new("RGB", (40, 40), (10 * i, 0, 90))), i % 10
 
     loader = create_loader(
-        Images(), (3, 16, 16), 8, is_training=True, use_prefetcher=False, num_workers=0, no_aug=True, persistent_workers=False
+        Images(),
+        (3, 16, 16),
+        8,
+        is_training=True,
+        use_prefetcher=False,
+        num_workers=0,
+        no_aug=True,
+        persistent_workers=False,
     )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten())
@@ -203,7 +210,10 @@ def test_task_of_ones_own_is_enough() -> None:
     [
         (torch.zeros(4, 1, 8, 8), r"got tensor\[4, 1, 8, 8\] \(TypeError: neither a pair nor a dict\)"),
         ([torch.zeros(4, 1, 8, 8)], r"got a list of tensor\[4, 1, 8, 8\]"),
-        ({"picture": torch.zeros(4, 1, 8, 8), "label": torch.zeros(4)}, r"got a dict of 'picture': .*KeyError: 'image'"),
+        (
+            {"picture": torch.zeros(4, 1, 8, 8), "label": torch.zeros(4)},
+            r"got a dict of 'picture': .*KeyError: 'image'",
+        ),
         (("names", torch.zeros(4)), "got a tuple of str, tensor.*input and target are to be tensors"),
         ((torch.zeros(4, 1, 8, 8), torch.zeros(3)), "one class number, or one row of probabilities, an image"),
         ((torch.zeros(4, 1, 8, 8), torch.zeros(4, 8, 8)), "one class number"),
@@ -212,14 +222,18 @@ def test_task_of_ones_own_is_enough() -> None:
 def test_other_batches_are_described_with_the_two_lines_that_mend_it(batch: Any, text: str) -> None:
     with pytest.raises(compress.NotReady, match=text) as caught:
         compress.prune(dense(), RECIPE, train=[batch], quiet=True)
-    assert "task = compress.Classification(train, val, input=lambda batch: ..., target=lambda batch: ...)" in str(caught.value)
+    assert "task = compress.Classification(train, val, input=lambda batch: ..., target=lambda batch: ...)" in str(
+        caught.value
+    )
     assert "compress.prune(model, recipe, task=task)" in str(caught.value)
 
 
 @pytest.mark.parametrize("target", [10, -1])
 def test_targets_outside_the_classes_are_named(target: int) -> None:
     pairs = [(torch.zeros(4, 1, 8, 8), torch.tensor([0, target, 1, 2]))]
-    with pytest.raises(compress.NotReady, match=rf"expected classes 0 to 9, as the model has 10 outputs; got {target}\."):
+    with pytest.raises(
+        compress.NotReady, match=rf"expected classes 0 to 9, as the model has 10 outputs; got {target}\."
+    ):
         compress.prune(dense(), RECIPE, train=pairs, quiet=True)
 
 
@@ -241,7 +255,9 @@ def test_model_that_returns_something_else_is_told_of_tasks() -> None:
         def forward(self, x: Tensor) -> Any:
             return {"masks": self.conv(x)}
 
-    with pytest.raises(compress.NotReady, match=r"expected a row of class scores an image, got a dict of 'masks'.*task"):
+    with pytest.raises(
+        compress.NotReady, match=r"expected a row of class scores an image, got a dict of 'masks'.*task"
+    ):
         compress.prune(Dense(), RECIPE, train=batches(), quiet=True)
     with pytest.raises(BatchError, match=r"got a tensor of shape \[4, 4, 6, 6\]"):
         logits_of(torch.zeros(4, 4, 6, 6))
@@ -283,7 +299,9 @@ def test_soft_targets_are_what_label_smoothing_makes() -> None:
 
 def test_tasks_by_name_and_what_is_wrong_with_them() -> None:
     assert isinstance(task_from("compress.task:Classification"), Classification)
-    with pytest.raises(ValueError, match="task nowhere:make: No module named 'nowhere'. Expected package.module:factory"):
+    with pytest.raises(
+        ValueError, match="task nowhere:make: No module named 'nowhere'. Expected package.module:factory"
+    ):
         task_from("nowhere:make")
     with pytest.raises(ValueError, match="task compress.task:nothing: .*has no attribute"):
         task_from("compress.task:nothing")
