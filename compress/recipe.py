@@ -150,9 +150,9 @@ class Recipe(Strict):
 
     target: Target = Field(default_factory=lambda: Target())
     budget: Budget
-    search: Annotated[
-        SerializeAsAny[SearchConfig], WrapValidator(_search), WithJsonSchema({"type": "object"})
-    ] = Field(default_factory=lambda: searches.config_class("magnitude")(method="magnitude"))
+    search: Annotated[SerializeAsAny[SearchConfig], WrapValidator(_search), WithJsonSchema({"type": "object"})] = Field(
+        default_factory=lambda: searches.config_class("magnitude")(method="magnitude")
+    )
     steps: int = Field(1, ge=1, description="rounds of search and cut, each a step nearer to the budget")
     compensate: bool = Field(False, description="fold the mean of what is dropped into the readers' biases")
     finetune: Finetune | None = Field(None, description="training of the compact network; none if left out")

@@ -1,6 +1,6 @@
 """Keep your own loop: the search and the fine-tuning with distillation happen inside it.
 
-    python examples/own_loop.py [EPOCHS]
+python examples/own_loop.py [EPOCHS]
 """
 
 import sys

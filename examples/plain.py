@@ -1,6 +1,6 @@
 """A plain PyTorch training script, and the one line that makes its network smaller.
 
-    python examples/plain.py [EPOCHS]
+python examples/plain.py [EPOCHS]
 """
 
 import sys

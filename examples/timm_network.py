@@ -1,6 +1,6 @@
 """A timm network with timm's loader, pruned by a recipe written in place.
 
-    python examples/timm_network.py [STEPS]
+python examples/timm_network.py [STEPS]
 """
 
 import sys
