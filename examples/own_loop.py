@@ -27,7 +27,7 @@ pruned = session.finish()  # choose by the budget, fold, slice: a plain module
 
 student, teacher = pruned.model, model.eval()
 optimizer = torch.optim.SGD(student.parameters(), lr=0.02, momentum=0.9)
-for epoch in range(epochs):
+for _ in range(epochs):
     student.train()
     for images, labels in train:
         with torch.no_grad():

@@ -25,7 +25,7 @@ model = nn.Sequential(
     *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)),
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-for epoch in range(epochs):
+for _ in range(epochs):
     for images, labels in train:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(images), labels)

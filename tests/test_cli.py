@@ -129,7 +129,8 @@ TRAINED = ["--model", "compress.quickstart:Network", "--data", "digits"]
 def short(tmp_path):
     path = tmp_path / "short.yaml"
     path.write_text(
-        "extends: quickstart\nsearch: {epochs: 6 steps}\nfinetune: {epochs: 6 steps}\ntiming: {repeats: 3, batch_size: 1}\n"
+        "extends: quickstart\nsearch: {epochs: 6 steps}\nfinetune: {epochs: 6 steps}\n"
+        "timing: {repeats: 3, batch_size: 1}\n"
     )
     return str(path)
 

@@ -158,7 +158,7 @@ def test_folders_of_images_are_read(tmp_path: Path) -> None:
             for i in range(3):
                 Image.new("RGB", (40, 30), (50 * i, 90, 20)).save(tmp_path / split / name / f"{i}.png")
     train, val = loaders_by_name(Data(source=f"folder:{tmp_path}", batch_size=2, size=16))
-    x, y = next(iter(train or ()))
+    x, _ = next(iter(train or ()))
     assert x.shape == (2, 3, 16, 16)
     assert len(list(val or ())) == 3
     assert set(torch.cat([y for _, y in val or ()]).tolist()) == {0, 1}

@@ -81,7 +81,7 @@ def test_argument_is_untouched(done: Any) -> None:
 
 
 def test_saved_directory_loads_bit_equal(done: Any) -> None:
-    model, _, pruned, folder, val = done
+    _, _, pruned, folder, val = done
     fresh = compress.load(Network(16), folder).eval()
     x = torch.cat([x for x, _ in val])
     with torch.no_grad():

