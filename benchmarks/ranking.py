@@ -2,7 +2,7 @@
 
     python -m benchmarks.ranking [--data FOLDER] [--seeds 3] [--search 300] [--finetune 200]
 
-CIFAR-10 ResNet-20, half of the MACs left, inner channels. Each method finds its scores once per seed; every ranking
+CIFAR-10 ResNet-20, half of the MACs left. Each method finds its scores once per seed; every ranking
 cuts by the same scores, and every compact network is fine-tuned alike with the dense one as its teacher.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+from itertools import product
 from statistics import mean, stdev
 from typing import Any
 
@@ -36,9 +37,10 @@ RANKINGS = ("global", "group", "cost")
 METHODS: dict[str, dict[str, Any]] = {
     "random": {"method": "random"},
     "magnitude": {"method": "magnitude"},
+    "taylor": {"method": "taylor"},
     "netslim": {"method": "netslim", "epochs": 1, "lr": 0.02, "gamma": 1e-4},
-    "netslim, gamma 1e-3": {"method": "netslim", "epochs": 1, "lr": 0.02, "gamma": 1e-3},
 }
+TARGETS = {"channels": {}, "channels + residual": {"residual": True}}
 
 
 class Flipped(TensorDataset):
@@ -53,13 +55,18 @@ class Flipped(TensorDataset):
 
 
 def one(
-    method: dict[str, Any], seed: int, options: argparse.Namespace, task: compress.Classification
+    method: dict[str, Any],
+    target: dict[str, Any],
+    seed: int,
+    options: argparse.Namespace,
+    task: compress.Classification,
 ) -> list[dict[str, Any]]:
     """A search, and a compact network for each ranking of its scores."""
     recipe = Recipe.load(
         {
             "budget": {"macs": "50%"},
             "search": method,
+            "target": target,
             "finetune": {"epochs": f"{options.finetune} steps", "lr": 0.02, "distill": {}, "best": False},
             "seed": seed,
         }
@@ -70,10 +77,10 @@ def one(
         model = copy.deepcopy(dense)
         groups = compress.find_groups(model, torch.randn(1, 3, 32, 32), recipe.target)
         seed_all(seed)
-        steps = options.search if recipe.search.training else 0
+        steps = 0 if recipe.search.length is None else options.search if method["method"] == "netslim" else 50
         search = search_class(recipe.search.method)(recipe.search, Job(model, groups, task, steps, seed))
         if steps:
-            model.train()
+            model.train(search.trains)
             engine.train("search", task.train or (), steps, search.step, compress.checkpoint.State({}))
         importance = search.importance()
         fold_(model).eval()
@@ -112,23 +119,24 @@ def main() -> None:
     rows = []
     for seed in range(options.seeds):
         for name, method in METHODS.items():
-            for row in one(method, seed, options, task):
-                rows.append({"method": name, "seed": seed, **row})
-                print(rows[-1], flush=True)
+            for cut, target in TARGETS.items():
+                for row in one(method, target, seed, options, task):
+                    rows.append({"method": name, "cut": cut, "seed": seed, **row})
+                    print(rows[-1], flush=True)
             results.save("ranking", {"search_steps": options.search, "finetune_steps": options.finetune, "rows": rows})
-    table = Table("method", "ranking", "right after the cut", "after fine-tuning", "narrowest group")
-    for name in METHODS:
-        for ranking in RANKINGS:
-            mine = [r for r in rows if r["method"] == name and r["ranking"] == ranking]
-            table.add_row(
-                name,
-                ranking,
-                *(
-                    f"{100 * mean(r[k] for r in mine):.1f} ± {_spread([r[k] for r in mine]):.1f}"
-                    for k in ("sliced", "tuned")
-                ),
-                f"{min(r['narrowest'] for r in mine):.0%}",
-            )
+    table = Table("method", "cut", "ranking", "right after the cut", "after fine-tuning", "narrowest group")
+    for name, cut, ranking in product(METHODS, TARGETS, RANKINGS):
+        mine = [r for r in rows if (r["method"], r["cut"], r["ranking"]) == (name, cut, ranking)]
+        table.add_row(
+            name,
+            cut,
+            ranking,
+            *(
+                f"{100 * mean(r[k] for r in mine):.1f} ± {_spread([r[k] for r in mine]):.1f}"
+                for k in ("sliced", "tuned")
+            ),
+            f"{min(r['narrowest'] for r in mine):.0%}",
+        )
     results.console().print(table)
 
 

@@ -111,17 +111,21 @@ def rank(groups: Groups, importance: Importance, ranking: Ranking, unit: str) ->
 
     `global` takes it as it is; `group` divides by the mean size of the group's; `cost` divides by the part of the
     network's cost in the budget's unit (MACs for latency) that one dimension takes: what takes nothing comes first.
+    `auto` is `cost` where all are inner channels, and `group` where residual streams are cut as well, whose cost and
+    importance are of another order, or where every dimension costs the same.
 
     Raises:
         ValueError: importance is missing, of another width, or not a number; or the ranking is unknown.
     """
     values = _checked(groups, importance)
+    if ranking == "auto":
+        ranking = "cost" if unit != "dims" and all(g.kind == "channels" for g in groups) else "group"
     if ranking == "global":
         return values
     if ranking == "group":
         return {name: value / _mean_size(value) for name, value in values.items()}
     if ranking != "cost":
-        raise ValueError(f"ranking: expected cost, global or group; got {ranking!r}")
+        raise ValueError(f"ranking: expected auto, cost, global or group; got {ranking!r}")
     widths, measure = groups.cost.widths, _measure(groups, "macs" if unit == "latency" else unit)
     whole = int(measure(widths))
     prices = whole - measure(widths - np.eye(len(widths), dtype=np.int64))

@@ -168,7 +168,9 @@ class Engine:
             if inside == 0 or (once and count > 0):
                 if inside == 0:
                     raise BatchError(f"{name}: expected at least one batch; the loader gave none")
-                raise BatchError(f"{name}: expected {count} batches more; the iterator ended, and is read only once")
+                raise BatchError(
+                    f"{name}: expected {count} steps' batches more; the iterator ended, and is read only once"
+                )
             epoch, skip = epoch + 1, 0
 
     def check_finite(self, name: str, done: int, total: int, values: dict[str, float]) -> None:

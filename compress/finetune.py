@@ -42,7 +42,7 @@ class Tuning:
     best: dict[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.optimizer = optimiser(self.config, self.student)
+        self.optimizer = optimiser(self.config, self.student.parameters())
         self.keep_best = bool(self.task.val is not None and self.config.best is not False)
         self.average: AveragedModel | None = None
         if self.config.ema is not None:

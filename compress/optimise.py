@@ -12,7 +12,10 @@ from .fields import Training
 
 
 def optimiser(
-    config: Training, model: nn.Module, scores: Iterable[nn.Parameter] = (), score_lr: float | None = None
+    config: Training,
+    weights: Iterable[nn.Parameter],
+    scores: Iterable[nn.Parameter] = (),
+    score_lr: float | None = None,
 ) -> optim.Optimizer:
     """Weights with decay; biases, norms and scores without. What is frozen stays out.
 
@@ -21,7 +24,7 @@ def optimiser(
     """
     scores = list(scores)
     known = {id(s) for s in scores}
-    weights = [p for p in model.parameters() if p.requires_grad and id(p) not in known]
+    weights = [p for p in weights if p.requires_grad and id(p) not in known]
     groups = [
         {"params": [p for p in weights if p.ndim > 1], "rate": config.lr, "weight_decay": config.weight_decay},
         {"params": [p for p in weights if p.ndim <= 1], "rate": config.lr, "weight_decay": 0.0},

@@ -89,7 +89,7 @@ def _task(recipe: Recipe, train: Any, val: Any, task: Task | None) -> Task:
 def _missing(model: nn.Module, recipe: Recipe, task: Task, fed: bool) -> list[str]:
     """What the recipe asks for and nobody brought."""
     wrong = []
-    trains = [f"search {recipe.search.method}"] * (recipe.search.training is not None)
+    trains = [f"search {recipe.search.method}"] * (recipe.search.length is not None)
     trains += ["finetune"] * (recipe.finetune is not None)
     if trains and task.train is None and not fed:
         wrong.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +32,7 @@ from .report import Report, machine
 from .search import Job, Search, search_class
 from .shell import shell
 from .slicing import slice_
+from .split import halves
 from .timing import batched, choose_by_latency, compare
 
 IDENTITY = "run.json"
@@ -116,15 +117,15 @@ class Run:
         """The importance of every dimension; the network has its searched weights afterwards, and no gates."""
         with self.engine.stage("search"):
             search = self.begin_search(groups)
-            if self.recipe.search.training is not None:
-                assert self.task.train is not None
-                self.compact.train()
+            if self.recipe.search.length is not None:
+                if search.trains:
+                    self.compact.train()
                 state = State({"model": self.compact}, search.optimizers, search.state)
                 at = self._restore(state, "search")
                 search.done = at["done"] if at else 0
                 name = "search" if self.recipe.steps == 1 else f"search {self.round + 1}"
                 self.engine.facts |= {"stage": "search"}
-                self.engine.train(name, self.task.train, search.job.steps, search.step, state, at=at)
+                self.engine.train(name, self._search_data(), search.job.steps, search.step, state, at=at)
             return self.end_search(search)
 
     def end_search(self, search: Search) -> dict[str, Tensor]:
@@ -221,18 +222,26 @@ class Run:
 
     def length(self, name: str) -> int:
         """The steps of a training."""
-        part = self.recipe.search.training if name == "search" else self.recipe.finetune
-        assert part is not None
-        return self._lengths.get(name) or part.epochs.steps(None)
+        length = self.recipe.search.length if name == "search" else getattr(self.recipe.finetune, "epochs", None)
+        assert length is not None
+        return self._lengths.get(name) or length.steps(None)
 
     def _count(self) -> dict[str, int]:
         """The lengths of the trainings, in steps."""
-        parts = {"search": self.recipe.search.training, "finetune": self.recipe.finetune}
-        return {
-            name: steps_of(self.task.train, part.epochs, f"{name}.epochs", self.engine.display)
-            for name, part in parts.items()
-            if part is not None and self.task.train is not None
-        }
+        search, tune, display = self.recipe.search.length, self.recipe.finetune, self.engine.display
+        found = {}
+        if search is not None and self.task.train is not None:
+            found["search"] = steps_of(self._search_data(), search, "search.epochs", display)
+        if tune is not None and self.task.train is not None:
+            found["finetune"] = steps_of(self.task.train, tune.epochs, "finetune.epochs", display)
+        return found
+
+    def _search_data(self) -> Iterable[Any]:
+        """The training data as the search reads them: batches, or pairs of batches from two halves."""
+        assert self.task.train is not None
+        if search_class(self.recipe.search.method).reads == 1:
+            return self.task.train
+        return halves(self.task.train, self.recipe.seed)
 
     def _share(self, total: int) -> int:
         """This round's part of all search steps."""

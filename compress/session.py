@@ -26,7 +26,8 @@ class Session:
         self._run, self.steps, self.done = run, steps, 0
         self.groups = run.find()
         self._search = run.begin_search(self.groups, steps)
-        self.model.train()
+        if self._search.trains:
+            self.model.train()
 
     @property
     def model(self) -> nn.Module:
@@ -35,6 +36,8 @@ class Session:
 
     def step(self, batch: Any) -> dict[str, float]:
         """Train weights and scores on one batch; returns the terms of the loss.
+
+        A bilevel search (rarts, darts, milenas) is fed a pair of batches, from two halves of the data.
 
         Raises:
             RuntimeError: all its steps are made.
@@ -85,13 +88,13 @@ def search_session(
         NotReady: something is missing, or the recipe asks for what a session cannot do.
     """
     recipe = Recipe.load(recipe)
-    training = recipe.search.training
-    if training is None:
-        raise NotReady(f"search.method: {recipe.search.method} does not train; use compress.prune(model, recipe)")
+    length = recipe.search.length
+    if length is None:
+        raise NotReady(f"search.method: {recipe.search.method} reads no data; use compress.prune(model, recipe)")
     if recipe.steps > 1:
         raise NotReady("steps: a session makes one round of search and cut; leave steps out, or use compress.prune")
-    if steps is None and training.epochs.unit == "epochs" and train is None and task is None:
-        raise NotReady(f"steps: {training.epochs} of data that the session does not see; say steps=LENGTH")
+    if steps is None and length.unit == "epochs" and train is None and task is None:
+        raise NotReady(f"steps: {length} of data that the session does not see; say steps=LENGTH")
     alone = recipe.model_copy(update={"finetune": None})
     engine = Engine(pick_device(device, model), recipe.seed, Display(quiet=True))
     with own_randomness():

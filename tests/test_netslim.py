@@ -251,5 +251,5 @@ def test_random_scores_do_not_find_the_planted_channels() -> None:
 def test_importance_of_a_trained_search_is_not_to_be_had_without_training() -> None:
     model = network(True)
     groups = compress.find_groups(model, batch()[0])
-    with pytest.raises(TypeError, match=r"search netslim trains: use compress.prune"):
+    with pytest.raises(TypeError, match=r"search netslim reads data: use compress.prune"):
         importance(NetslimConfig.model_validate({"epochs": 1}), model, groups)

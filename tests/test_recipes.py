@@ -52,7 +52,7 @@ def test_recipe_runs_in_shortened_form(name: str) -> None:
     short = {"extends": name, "timing": {"repeats": 3}, "data": {"source": None}}
     full = Recipe.load(name)
     for section in ("search", "finetune"):
-        if (full.search.training if section == "search" else full.finetune) is not None:
+        if (full.search.length if section == "search" else full.finetune) is not None:
             short[section] = {"epochs": "2 steps"}
     pruned = compress.prune(model, short, train=data, val=data, quiet=True)
     report = pruned.report

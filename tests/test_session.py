@@ -73,7 +73,7 @@ def test_steps_beyond_the_end_are_refused() -> None:
 @pytest.mark.parametrize(
     ("recipe", "given", "match"),
     [
-        ({"budget": {"macs": 0.5}}, {}, r"search.method: magnitude does not train; use compress.prune"),
+        ({"budget": {"macs": 0.5}}, {}, r"search.method: magnitude reads no data; use compress.prune"),
         ({**RECIPE, "steps": 2}, {}, "steps: a session makes one round"),
         ({**RECIPE, "search": {**SEARCH, "epochs": 3}}, {}, "steps: 3 epochs of data that the session does not see"),
         (RECIPE, {}, "example_inputs: expected what the model is called with"),

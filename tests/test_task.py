@@ -112,7 +112,7 @@ def test_generator_is_read_as_far_as_the_steps_go() -> None:
     pairs = batches() * 3
     pruned = compress.prune(dense(), RECIPE, train=iter(pairs), quiet=True)
     assert [r["step"] for r in pruned.report.history][-1] == 4
-    with pytest.raises(BatchError, match="finetune: expected 1 batches more; the iterator ended"):
+    with pytest.raises(BatchError, match="finetune: expected 1 steps' batches more; the iterator ended"):
         compress.prune(dense(), RECIPE, train=iter(pairs[:7]), quiet=True)
     with pytest.raises(BatchError, match=r'read only once and has no length; give a DataLoader, or say .* "500 steps"'):
         compress.prune(dense(), {**RECIPE, "finetune": {"epochs": 1}}, train=iter(pairs), quiet=True)
@@ -167,7 +167,8 @@ def test_loader_of_torchvisions_reference_with_mixed_targets() -> None:
     mix = v2.RandomChoice([v2.MixUp(num_classes=10), v2.CutMix(num_classes=10)])
     loader = DataLoader(digits()[0], 64, shuffle=True, collate_fn=lambda batch: mix(*default_collate(batch)))
     pruned = compress.prune(dense(), RECIPE, train=loader, val=loaders()[1], quiet=True)
-    assert pruned.report.pruned.metrics["accuracy"] > 0.5
+    last = pruned.report.history[-2]
+    assert last["task"] > 0.5, "mixed targets cannot be met: their entropy is left"
 
 
 class Regression:

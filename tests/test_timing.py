@@ -388,7 +388,7 @@ def test_what_costs_nothing_is_ranked_first_in_its_own_order(monkeypatch: pytest
 
 def test_unknown_ranking_is_named() -> None:
     groups = groups_of("chain")
-    with pytest.raises(ValueError, match="ranking: expected cost, global or group; got 'best'"):
+    with pytest.raises(ValueError, match="ranking: expected auto, cost, global or group; got 'best'"):
         rank(groups, random_importance(groups), "best", "macs")  # type: ignore[arg-type]
 
 

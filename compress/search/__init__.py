@@ -11,26 +11,30 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from pydantic import Field
 from torch import Tensor, nn, optim
 
-from ..fields import Strict, Training
+from ..fields import Length, Strict
 
 if TYPE_CHECKING:
     from ..groups import Groups
     from ..task import Task
 
-Ranking = Literal["cost", "global", "group"]
-RANKING = "across groups: by importance per unit of the budget's cost, as it is, or relative to its group's mean"
+Ranking = Literal["auto", "cost", "global", "group"]
+RANKING = (
+    "across groups: importance per unit of the budget's cost, as it is, or relative to its group's mean; "
+    "auto is cost for inner channels alone, and group where streams are cut too or the budget counts dimensions"
+)
 
 
 class SearchConfig(Strict):
-    """The settings of a search; one that trains has those of `Training`, too."""
+    """The settings of a search; one that trains has those of `Training`, too. One that reads data has `epochs`."""
 
     method: str
     ranking: Ranking = Field("global", description=RANKING)
 
     @property
-    def training(self) -> Training | None:
-        """How the search trains; None if it does not."""
-        return self if isinstance(self, Training) else None
+    def length(self) -> Length | None:
+        """How much of the training data the search reads; None if it needs none."""
+        length = getattr(self, "epochs", None)
+        return length if isinstance(length, Length) else None
 
 
 @dataclass
@@ -52,6 +56,8 @@ class Search(ABC):
     """
 
     Config: ClassVar[type[SearchConfig]] = SearchConfig
+    reads: ClassVar[int] = 1  # halves of the data that a step reads a batch of each: with 2, `batch` is a pair
+    trains: ClassVar[bool] = True  # whether steps are made in training mode
     optimizers: Sequence[optim.Optimizer] = ()
 
     def __init__(self, config: Any, job: Job) -> None:
@@ -117,16 +123,16 @@ def config_class(name: Any) -> type[SearchConfig]:
 
 
 def importance(config: SearchConfig, model: nn.Module, groups: Groups, seed: int = 0) -> dict[str, Tensor]:
-    """What a search that needs no training makes of a model.
+    """What a search that needs no data makes of a model.
 
     Raises:
-        TypeError: it does train.
+        TypeError: it does need some.
     """
     from ..task import Classification
 
-    if config.training is not None:
-        raise TypeError(f"search {config.method} trains: use compress.prune or compress.search_session")
+    if config.length is not None:
+        raise TypeError(f"search {config.method} reads data: use compress.prune or compress.search_session")
     return search_class(config.method)(config, Job(model, groups, Classification(), 0, seed)).importance()
 
 
-from . import magnitude, netslim, random  # noqa: E402, F401
+from . import darts, magnitude, milenas, netslim, random, rarts, taylor  # noqa: E402, F401

@@ -2,10 +2,10 @@
 
 Han et al., Learning both weights and connections for efficient neural networks, 2015, by group: for dimension u
 
-    importance_u = sqrt(sum over readers of ||W[:, u]||^2)
+    importance_u = sum over readers of ||W[:, u]||^2
 
-Ranked relative to the group's mean by default: that makes groups of different depth and fan-out comparable; without it
-a global ranking empties whole layers.
+The squares add up over readers, as the cost of a dimension does: a residual stream, which many read, is worth and costs
+more. Ranked by importance per cost, therefore; as it is, a global ranking empties whole layers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ CHUNK = 2**22
 
 
 class MagnitudeConfig(SearchConfig):
-    """The l2 norm of the columns that read a dimension; needs no data."""
+    """The squared norm of the columns that read a dimension; needs no data."""
 
     method: Literal["magnitude"] = "magnitude"
-    ranking: Ranking = Field("group", description=RANKING)
+    ranking: Ranking = Field("auto", description=RANKING)
 
 
 @register_search("magnitude")
 class Magnitude(Search):
-    """The l2 norm of the columns that read a dimension."""
+    """The squared norm of the columns that read a dimension."""
 
     Config = MagnitudeConfig
 
@@ -44,7 +44,7 @@ class Magnitude(Search):
             for slot in group.readers:
                 weight = tensors[slot.tensor]
                 total += _squares(weight, slot.dim).double().cpu()[torch.as_tensor(slot.index)].sum(1)
-            found[group.name] = total.sqrt()
+            found[group.name] = total
         return found
 
 

@@ -4,8 +4,9 @@ Liu et al., Learning efficient convolutional networks through network slimming, 
 
     min over w, s of  L(w, s) + gamma * sum |s|
 
-Where batch norms scale a group, the score of a dimension is that scale, as in the paper; elsewhere it is a gate on the
-columns that read the dimension. Two ways to step on the l1 term (eta is the learning rate of the scores):
+Where batch norms scale a group, the score of a dimension is that scale, as in the paper; its importance is the sum over
+the norms it passes through, as its cost is (a residual stream passes through many). Elsewhere the score is a gate on
+the columns that read the dimension. Two ways to step on the l1 term (eta is the learning rate of the scores):
 
     subgradient:  s <- optimiser step on  dL/ds + gamma * sign(s)                  (the paper's)
     proximal:     s <- S(optimiser step on dL/ds, eta * gamma),  S(s, t) = sign(s) * max(|s| - t, 0)
@@ -32,7 +33,7 @@ class NetslimConfig(SearchConfig, Training):
     """Joint training of weights and scores with l1 on the scores (Liu et al. 2017)."""
 
     method: Literal["netslim"] = "netslim"
-    ranking: Ranking = Field("global", description=RANKING)
+    ranking: Ranking = Field("auto", description=RANKING)
     gamma: NotNegative = Field(1e-4, description="strength of l1 on the scores")
     update: Literal["subgradient", "proximal"] = Field("subgradient", description="how l1 is stepped on")
     score: Literal["auto", "gate"] = Field("auto", description="auto: the scale of batch norms where a group has any")
@@ -55,7 +56,7 @@ class Netslim(Search):
                 masks.setdefault(weight, torch.zeros_like(weight)).view(-1)[index.flatten()] = 1
         masks |= {gate: torch.ones_like(gate) for gate in self.gates.values()}
         self.scores, self.masks = list(masks), list(masks.values())
-        self.optimizer = optimiser(config, job.model, self.scores, config.score_lr)
+        self.optimizer = optimiser(config, job.model.parameters(), self.scores, config.score_lr)
         self.optimizers = [self.optimizer]
 
     def step(self, batch: Any) -> dict[str, Tensor]:
@@ -76,10 +77,10 @@ class Netslim(Search):
         return {"loss": loss.detach() + penalty, "task": loss.detach(), "penalty": penalty}
 
     def importance(self) -> dict[str, Tensor]:
-        """|score|; the mean where a dimension passes through several norms."""
+        """|score|, summed over the norms that a dimension passes through."""
         found = {name: gate.detach().abs() for name, gate in self.gates.items()}
         for name, places in self.scales.items():
-            found[name] = torch.cat([weight.detach().abs()[index] for weight, index in places], dim=1).mean(1)
+            found[name] = torch.cat([weight.detach().abs()[index] for weight, index in places], dim=1).sum(1)
         return found
 
     def _masked(self) -> list[Tensor]:

@@ -1,0 +1,44 @@
+"""MiLeNAS: mixed-level search, the scores see both halves of the data.
+
+He et al., MiLeNAS: efficient neural architecture search via mixed-level reformulation, CVPR 2020; Xue 2022 (2.23):
+
+    w     <- w     - eta_w     grad_w L_a(w, alpha)
+    alpha <- alpha - eta_alpha (grad_alpha L_a(w, alpha) + lambda grad_alpha L_p(w, alpha) + gamma grad P(alpha))
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+from torch import Tensor
+
+from ..fields import Positive
+from . import register_search
+from .scored import Scored, ScoredConfig
+
+
+class MilenasConfig(ScoredConfig):
+    """Scores on both halves of the data, weights on one (He et al. 2020)."""
+
+    method: Literal["milenas"] = "milenas"
+    lambda_: Positive = Field(1.0, alias="lambda", description="weight of the half that the weights do not see")
+
+
+@register_search("milenas")
+class Milenas(Scored):
+    """Alternate, scores on the mixed loss."""
+
+    Config = MilenasConfig
+    reads = 2
+
+    def step(self, batch: Any) -> dict[str, Tensor]:
+        primary, auxiliary = batch
+        self.begin()
+        loss_a = self.loss(auxiliary)
+        self.step_weights(self.gradients(loss_a, self.weights))
+        of_a = self.gradients(self.loss(auxiliary), self.alpha)
+        loss_p = self.loss(primary)
+        of_p = self.gradients(self.config.lambda_ * loss_p, self.alpha)
+        penalty = self.step_scores([a + p for a, p in zip(of_a, of_p, strict=True)])
+        return {"loss": loss_p.detach() + penalty, "task": loss_a.detach(), "penalty": penalty}

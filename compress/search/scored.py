@@ -1,0 +1,144 @@
+"""What all searches with trained gates share: scores, their penalty, and the optimisers of weights and scores.
+
+The penalty gamma * P(alpha) is one of
+
+    l1        sum |alpha_i|
+    macs      sum c_i |alpha_i|, c_i the multiply-adds of dimension i, 1 on average
+    l1_split  by relaxed variable splitting (Xue 2022, 2.1.2): alpha is drawn to v by split / 2 ||alpha - v||^2, and
+    l0_split  v = S(alpha, gamma / split) or H(alpha, gamma / split), which is zero where it should be
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn, optim
+
+from ..fields import NotNegative, Positive, Share, Strict, Training
+from ..gates import attach_
+from ..optimise import optimiser, rate, set_rate
+from . import RANKING, Job, Ranking, Search, SearchConfig
+
+
+class Rates(Strict):
+    """How a set of parameters of its own is trained; what is left out is as for the weights."""
+
+    lr: Positive | None = None
+    momentum: Share | None = None
+    weight_decay: NotNegative | None = None
+    schedule: Literal["cosine", "step", "constant"] | None = None
+    optimizer: Literal["sgd", "adamw"] | None = None
+
+    def over(self, base: Training) -> Training:
+        given = self.model_dump(exclude_none=True)
+        return Training(**{name: getattr(base, name) for name in Training.model_fields} | given)
+
+
+class ScoredConfig(SearchConfig, Training):
+    """Settings of a search whose scores are gates."""
+
+    ranking: Ranking = Field("global", description=RANKING)
+    gamma: NotNegative = Field(1e-4, description="strength of the penalty on the scores")
+    penalty: Literal["l1", "macs", "l1_split", "l0_split"] = Field("l1", description="what is penalised")
+    split: Positive = Field(1.0, description="strength of the bond between scores and their sparse copy, if split")
+    alpha: Rates = Field(default_factory=lambda: Rates(weight_decay=0.0), description="training of the scores")
+
+
+def soft_threshold(value: Tensor, t: float) -> Tensor:
+    """argmin_v t |v| + (v - value)^2 / 2."""
+    return value.sign() * (value.abs() - t).clamp_min(0)
+
+
+def hard_threshold(value: Tensor, t: float) -> Tensor:
+    """argmin_v t [v != 0] + (v - value)^2 / 2."""
+    return torch.where(value.abs() <= (2 * t) ** 0.5, torch.zeros_like(value), value)
+
+
+class Scored(Search):
+    """Gates on every group, weights and scores apart."""
+
+    def __init__(self, config: Any, job: Job) -> None:
+        super().__init__(config, job)
+        self.scores = self.attach()
+        self.alpha: list[nn.Parameter] = list(self.scores.values())
+        known = {id(a) for a in self.alpha}
+        self.weights = [p for p in job.model.parameters() if p.requires_grad and id(p) not in known]
+        self.optimizer = optimiser(config, self.weights)
+        self.rates = config.alpha.over(config)
+        self.score_optimizer = optimiser(self.rates, (), self.alpha)
+        self.optimizers: Sequence[optim.Optimizer] = [self.optimizer, self.score_optimizer]
+        self.prices = self._prices()
+        self.sparse = [a.detach().clone() for a in self.alpha] if "split" in config.penalty else []
+
+    def attach(self) -> dict[str, nn.Parameter]:
+        """The scores by group."""
+        return attach_(self.job.model, self.job.groups)
+
+    def importance(self) -> dict[str, Tensor]:
+        """|score|; where it was split, of the sparse copy first."""
+        if not self.sparse:
+            return {name: a.detach().abs() for name, a in self.scores.items()}
+        return {n: a.detach().abs() * (v != 0) for (n, a), v in zip(self.scores.items(), self.sparse, strict=True)}
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"sparse{i}": v for i, v in enumerate(self.sparse)}
+
+    def loss(self, batch: Any) -> Tensor:
+        return self.job.task.loss(self.job.task.forward(self.job.model, batch), batch)
+
+    def begin(self) -> None:
+        """Set the rates of this step."""
+        set_rate(self.optimizer, rate(self.config, self.done, self.job.steps))
+        set_rate(self.score_optimizer, rate(self.rates, self.done, self.job.steps))
+        self.done += 1
+
+    def gradients(self, loss: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
+        """Of these and of nothing else."""
+        found = torch.autograd.grad(loss, list(wanted), allow_unused=True)
+        return [torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)]
+
+    @torch.no_grad()
+    def step_weights(self, gradients: Sequence[Tensor]) -> None:
+        for p, g in zip(self.weights, gradients, strict=True):
+            p.grad = g
+        if self.config.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.weights, self.config.clip)
+        self.optimizer.step()
+
+    @torch.no_grad()
+    def step_scores(self, gradients: Sequence[Tensor]) -> Tensor:
+        """One step on the loss's gradients and the penalty's; returns the penalty."""
+        gamma, split = self.config.gamma, self.config.split
+        for i, (a, g) in enumerate(zip(self.alpha, gradients, strict=True)):
+            a.grad = g + (split * (a - self.sparse[i]) if self.sparse else gamma * self.prices[i] * a.sign())
+        self.score_optimizer.step()
+        if self.sparse:
+            threshold = soft_threshold if self.config.penalty == "l1_split" else hard_threshold
+            for v, a in zip(self.sparse, self.alpha, strict=True):
+                v.copy_(threshold(a, gamma / split))
+        return self.penalty()
+
+    @torch.no_grad()
+    def penalty(self) -> Tensor:
+        if self.config.penalty == "l0_split":
+            parts = [(v != 0).sum().to(v.dtype) for v in self.sparse]
+        else:
+            values: Sequence[Tensor] = self.sparse or self.alpha
+            parts = [(price * v.abs()).sum() for price, v in zip(self.prices, values, strict=True)]
+        gamma: float = self.config.gamma
+        return gamma * torch.stack(parts).sum()
+
+    def _prices(self) -> list[Tensor]:
+        """What each score's penalty is multiplied with."""
+        if self.config.penalty != "macs":
+            return [torch.ones((), dtype=a.dtype, device=a.device) for a in self.alpha]
+        cost = self.job.groups.cost
+        one_less = cost.widths - np.eye(len(cost.widths), dtype=np.int64)
+        each = (cost.macs(cost.widths) - cost.macs(one_less)).astype(float)
+        each *= cost.widths.sum() / max(1.0, float((each * cost.widths).sum()))
+        found = dict(zip(cost.names, each.tolist(), strict=True))
+        return [torch.tensor(found[n], dtype=a.dtype, device=a.device) for n, a in self.scores.items()]

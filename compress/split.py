@@ -1,0 +1,85 @@
+"""Two halves of the training data, read side by side: what bilevel searches train weights and scores on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
+
+from .engine import length_of
+from .task import BatchError
+
+
+class Pairs:
+    """Batches of the two halves, two by two."""
+
+    def __init__(self, first: Iterable[Any], second: Iterable[Any]) -> None:
+        self.first, self.second = first, second
+
+    @property
+    def generator(self) -> Any:
+        return getattr(self.first, "generator", None)
+
+    def __len__(self) -> int:
+        return min(len(self.first), len(self.second))  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        return zip(self.first, self.second, strict=False)
+
+
+class Alternating:
+    """Every other batch of a stream for each half."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self.loader = loader
+
+    @property
+    def generator(self) -> Any:
+        return getattr(self.loader, "generator", None)
+
+    def __len__(self) -> int:
+        size = length_of(self.loader)
+        if size is None:
+            raise TypeError("the stream has no length")
+        return size // 2
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        reader = iter(self.loader)
+        return zip(reader, reader, strict=False)
+
+
+def halves(loader: Iterable[Any], seed: int) -> Iterable[tuple[Any, Any]]:
+    """Pairs of batches from two halves that share no sample.
+
+    The dataset of a plain DataLoader is split at random, and each half read with the loader's own settings; any other
+    iterable gives its batches in turn, which keeps the halves apart within an epoch.
+
+    Raises:
+        BatchError: there is not enough to split.
+    """
+    if isinstance(loader, Iterator):
+        return zip(loader, loader, strict=False)
+    plain = type(loader) is DataLoader and loader.batch_size is not None
+    if not plain or not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        size = length_of(loader)
+        if size is not None and size < 2:
+            raise BatchError(f"train: expected at least two batches, to be split in halves; the loader gives {size}")
+        return Alternating(loader)
+    if type(loader.sampler) not in (RandomSampler, SequentialSampler):
+        return Alternating(loader)
+    count = len(loader.dataset)  # type: ignore[arg-type]
+    least = 2 * (loader.batch_size or 1) if loader.drop_last else 2
+    if count < least:
+        raise BatchError(f"train: expected at least {least} samples, to be split in halves; the dataset has {count}")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed)).tolist()
+    return Pairs(*(_half(loader, sorted(part)) for part in (order[: count // 2], order[count // 2 : count // 2 * 2])))
+
+
+def _half(loader: DataLoader[Any], indices: list[int]) -> DataLoader[Any]:
+    same = ["batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn"]
+    same += ["multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"]
+    settings = {name: getattr(loader, name) for name in same}
+    shuffle = isinstance(loader.sampler, RandomSampler)
+    return DataLoader(Subset(loader.dataset, indices), shuffle=shuffle, **settings)
