@@ -24,7 +24,7 @@ setup(
     install_requires=[
         "matplotlib>=3.8",
         "numpy>=1.26",
-        "pydantic>=2.10",
+        "pydantic>=2.11",
         "pyyaml>=6",
         "rich>=13",
         "safetensors>=0.4.5",

@@ -92,7 +92,7 @@ def one(
             after = engine.evaluate(task, small)["accuracy"]
             seed_all(seed)
             assert recipe.finetune is not None
-            finetune(small, dense, plan, task, recipe.finetune, engine, options.finetune)
+            finetune(small, dense, plan, task, task.train or (), recipe.finetune, engine, options.finetune)
             rows.append(
                 {
                     "ranking": ranking,

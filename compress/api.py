@@ -13,19 +13,21 @@ import numpy as np
 import torch
 from rich.console import Console
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import nn
 
 from .budget import Bounds, BudgetError, choose, percent, smallest
+from .checkpoint import Store
 from .discover import find_groups
 from .engine import pick_device
-from .files import whole_directory
+from .files import whole_directory, write_whole
 from .groups import Groups
 from .page import page
 from .plan import Plan, PlanError
+from .preflight import NotReady, unwrapped
 from .recipe import Recipe
 from .report import Report
-from .run import IDENTITY, Run, open_workdir
+from .run import IDENTITY, Run, check_workdir
 from .slicing import slice_
 from .task import Task
 from .timing import choose_by_latency
@@ -41,19 +43,23 @@ class Pruned:
     plan: Plan
     report: Report
 
-    def save(self, directory: str | Path, identity: Mapping[str, Any] | None = None) -> None:
+    def save(self, directory: str | Path) -> None:
         """Write plan.json, model.safetensors, report.json and report.html; the directory appears whole or not at all.
 
         Raises:
             FileExistsError: the directory holds files of something else.
         """
         with whole_directory(Path(directory)) as folder:
-            self.plan.save(folder / "plan.json")
-            save_file(_stored(self.model), folder / "model.safetensors")
-            (folder / "report.json").write_text(self.report.to_json())
-            (folder / "report.html").write_text(page(self.report), encoding="utf-8")
-            if identity is not None:
-                (folder / IDENTITY).write_text(json.dumps(identity, indent=1))
+            self._write(folder)
+            if (run := Path(directory) / IDENTITY).exists():  # a working directory stays one
+                (folder / IDENTITY).write_bytes(run.read_bytes())
+
+    def _write(self, folder: Path) -> None:
+        """Every file whole; the report last: where it is, all is."""
+        self.plan.save(folder / "plan.json")
+        write_whole(folder / "model.safetensors", save(_stored(self.model)))
+        write_whole(folder / "report.html", page(self.report).encode())
+        write_whole(folder / "report.json", self.report.to_json().encode())
 
 
 def prune(
@@ -83,7 +89,9 @@ def prune(
         Diverged: a loss is not finite.
         FileExistsError: the workdir is in use, or belongs to another run.
     """
-    recipe, folder = Recipe.load(recipe), None if workdir is None else Path(workdir)
+    recipe, folder, model = Recipe.load(recipe), None if workdir is None else Path(workdir), unwrapped(model)
+    if resume and folder is None:
+        raise NotReady("resume: there is no workdir to go on from; give workdir=FOLDER")
     if folder is not None and resume and (done := _finished(model, recipe, folder, device)) is not None:
         return done
     given = {"train": train, "val": val, "task": task, "example_inputs": example_inputs}
@@ -97,7 +105,8 @@ def prune(
         run.finetune()
         pruned = Pruned(run.compact, run.plan, run.measure())
         if folder is not None:
-            pruned.save(folder, run.identity)
+            pruned._write(folder)
+            Store(folder).clear()
     return pruned
 
 
@@ -179,18 +188,26 @@ def _finished(model: nn.Module, recipe: Recipe, folder: Path, device: str | torc
     """What a run that came to its end has left."""
     if not all((folder / name).exists() for name in (IDENTITY, "plan.json", "model.safetensors", "report.json")):
         return None
-    open_workdir(folder, model, recipe, resume=True)
+    check_workdir(folder, model, recipe, resume=True)
+    try:
+        report = Report.load(folder / "report.json")
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'report.json'}: damaged ({error}); start anew in another workdir") from error
     compact = load(copy.deepcopy(model), folder).to(pick_device(device, model))
-    return Pruned(compact, Plan.load(folder / "plan.json"), Report.load(folder / "report.json"))
+    return Pruned(compact, Plan.load(folder / "plan.json"), report)
 
 
 def _stored(model: nn.Module) -> dict[str, torch.Tensor]:
     """The state by name; tied tensors once, under their first name; memory formats are the loader's business."""
     state: dict[str, torch.Tensor] = {}
     seen: set[int] = set()
+    memory: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            state[name] = tensor.detach().contiguous()
+        if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+            value = tensor.detach().contiguous()
+            where = value.untyped_storage().data_ptr()
+            state[name] = value.clone() if where in memory else value  # views of one another are stored apart
+            memory.add(where)
         seen.add(id(tensor))
     return state
 
@@ -210,6 +227,11 @@ def _checked_weights(model: nn.Module, plan: Plan, path: Path) -> dict[str, torc
         f"{name}: the file has shape {list(stored[name].shape)}, the model would have {list(shape)}"
         for name, shape in expected.items()
         if name in stored and tuple(stored[name].shape) != tuple(shape)
+    ]
+    wrong += [
+        f"{name}: the file has {stored[name].dtype}, the model {tensor.dtype}; convert the model before loading"
+        for name, tensor in _stored(model).items()
+        if name in stored and stored[name].dtype != tensor.dtype
     ]
     if wrong:
         more = f"\n  ... and {len(wrong) - 8} more" if len(wrong) > 8 else ""

@@ -316,6 +316,6 @@ def _numbers(name: str, width: int, importance: Importance) -> Float:
     if bad := int(np.isnan(array).sum()):
         raise ValueError(
             f"importance of {name}: {bad} of {width} are NaN, the first at {int(np.flatnonzero(np.isnan(array))[0])}. "
-            "The search diverged: lower its learning rate, or look for NaN in the data."
+            "Look for NaN in the model's weights and in the data; a search that trains may need a lower learning rate."
         )
     return array

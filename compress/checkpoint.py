@@ -31,7 +31,7 @@ class State:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, Tensor]:
-        found = {f"{key}/{n}": t for key, m in self.modules.items() for n, t in m.state_dict().items()}
+        found = {f"{key}/{n}": t for key, m in self.modules.items() for n, t in tensors_of(m).items()}
         found |= {f"extra/{name}": tensor for name, tensor in self.extra().items()}
         for k, optimizer in enumerate(self.optimizers):
             for i, values in optimizer.state_dict()["state"].items():
@@ -43,12 +43,12 @@ class State:
         """Put everything back as it was."""
         self.facts.update(facts)
         for key, module in self.modules.items():
-            module.load_state_dict(_below(tensors, f"{key}/"))
+            put_(module, below(tensors, f"{key}/"))
         for name, tensor in self.extra().items():
             tensor.copy_(tensors[f"extra/{name}"])
         for k, optimizer in enumerate(self.optimizers):
             state: dict[int, dict[str, Tensor]] = {}
-            for path, tensor in _below(tensors, f"optimizer{k}/").items():
+            for path, tensor in below(tensors, f"optimizer{k}/").items():
                 number, _, name = path.partition("/")
                 state.setdefault(int(number), {})[name] = tensor
             optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
@@ -61,7 +61,12 @@ class Store:
         self.path = folder / NAME
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        dense = {name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()}
+        dense = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+        seen: set[int] = set()
+        for name, t in dense.items():  # tied tensors: the file wants each to have its own memory
+            where = t.untyped_storage().data_ptr()
+            dense[name] = t.clone() if where in seen else t
+            seen.add(where)
         write_whole(self.path, save(dense, {"facts": json.dumps(facts)}))
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -122,5 +127,18 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Those whose names begin so, without it."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """The parameters and buffers that a module's state has; what else a module adds to it is its own business."""
+    return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+
+
+@torch.no_grad()
+def put_(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give a module these numbers, in place."""
+    for name, tensor in tensors_of(module).items():
+        tensor.copy_(values[name])

@@ -43,6 +43,8 @@ Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a tabl
 def _shape(text: str) -> torch.Tensor:
     try:
         sizes = [int(size) for size in text.replace("x", ",").split(",")]
+        if min(sizes) < 1:
+            raise ValueError
     except ValueError:
         raise ValueError(f"--input {text}: expected a shape such as 1,3,224,224") from None
     return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
@@ -94,11 +96,10 @@ def prune(
 
     Exit codes: 0 done, 1 the budget cannot be met, 2 something to mend, 130 interrupted.
     """
-    loaded = Recipe.load(recipe)
-    changed: dict[str, Any] = {} if seed is None else {"seed": seed}
+    changed: dict[str, Any] = {"extends": recipe} | ({} if seed is None else {"seed": seed})
+    loaded = Recipe.load(recipe if len(changed) == 1 and data is None else changed)
     if data is not None:
-        changed["data"] = loaded.data.model_copy(update={"source": data})
-    loaded = loaded.model_copy(update=changed)
+        loaded = loaded.model_copy(update={"data": loaded.data.model_copy(update={"source": data})})
     source: dict[str, Any] = {}
     if shape is not None or (loaded.data.source is None and loaded.task is None):
         source["example_inputs"] = _shape(shape or "1,3,224,224")
@@ -166,6 +167,8 @@ def main() -> None:
     """
     try:
         app()
-    except (ValueError, TypeError, OSError, Diverged) as error:
-        err.print(str(error), style="red", markup=False, highlight=False)
+    except Exception as error:
+        known = isinstance(error, (ValueError, TypeError, OSError, Diverged))
+        text = str(error) if known else f"{type(error).__name__}: {error}"
+        err.print(text, style="red", markup=False, highlight=False)
         raise SystemExit(1 if isinstance(error, BudgetError) else 2) from None

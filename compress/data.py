@@ -73,7 +73,8 @@ def _factory(module: str, name: str, data: Data) -> Loaders:
 
 def _takes_argument(factory: Callable[..., Any]) -> bool:
     try:
-        return any(p.default is p.empty for p in inspect.signature(factory).parameters.values())
+        parameters = inspect.signature(factory).parameters.values()
+        return any(p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
     except ValueError:  # a class of C's
         return False
 

@@ -69,11 +69,15 @@ def as_call(example_inputs: Any) -> Inputs:
 
 def _single(call: Inputs) -> Inputs:
     """The first example of a batch, where it is plain which dimension is the batch."""
+
+    def listed(value: Any) -> bool:  # a list of images is a batch of another kind
+        if isinstance(value, (tuple, Mapping)):
+            return any(map(listed, value.values() if isinstance(value, Mapping) else value))
+        return not isinstance(value, Tensor) and any(isinstance(t, Tensor) for t in pytree.tree_leaves(value))
+
     values = [*call[0], *call[1].values()]
-    tensors = [v for v in values if isinstance(v, Tensor)]
-    nested = any(
-        not isinstance(v, Tensor) and any(isinstance(t, Tensor) for t in pytree.tree_leaves(v)) for v in values
-    )
+    nested = any(map(listed, values))
+    tensors = [t for t in pytree.tree_leaves(values) if isinstance(t, Tensor)]
     sizes = {t.shape[0] if t.ndim > 1 else None for t in tensors}
     if nested or len(sizes) != 1 or None in sizes or sizes == {0}:
         return call

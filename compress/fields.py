@@ -22,7 +22,7 @@ from pydantic_core import CoreSchema
 class Strict(BaseModel):
     """Unknown keys and wrong types are errors; nothing changes once it is made."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, serialize_by_alias=True)
 
 
 def parse_number(value: Any) -> float | None:
@@ -137,7 +137,9 @@ class Training(Strict):
     epochs: Length = Field(description="how long: 10, 10 epochs or 500 steps")
     optimizer: Literal["sgd", "adamw"] = "sgd"
     lr: Positive = Field(0.01, description="learning rate of the weights")
-    momentum: Share = Field(0.9, description="of sgd, with Nesterov's correction; adamw's first beta")
+    momentum: Annotated[Share, Field(lt=1)] = Field(
+        0.9, description="of sgd, with Nesterov's correction; adamw's first beta"
+    )
     weight_decay: NotNegative = Field(1e-4, description="on the weights; none on scores, biases and norms")
     schedule: Literal["cosine", "step", "constant"] = "cosine"
     milestones: tuple[Share, ...] = Field((0.5, 0.75), description="where `step` divides the rate by ten", strict=False)

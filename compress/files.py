@@ -50,6 +50,7 @@ def whole_directory(path: Path) -> Iterator[Path]:
         FileExistsError: `path` holds files that are not ours to replace.
     """
     check_directory(path)
+    path = path.resolve()  # a link goes on pointing there
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
@@ -58,7 +59,11 @@ def whole_directory(path: Path) -> Iterator[Path]:
         if path.exists():
             old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
             os.replace(path, old)
-            os.replace(fresh, path)
+            try:
+                os.replace(fresh, path)
+            except BaseException:
+                os.replace(old, path)
+                raise
             shutil.rmtree(old)
         else:
             os.replace(fresh, path)

@@ -8,7 +8,9 @@ teacher's features t being those that the plan keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,11 +21,12 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils import _pytree as pytree
 
-from .checkpoint import State
-from .engine import Engine, length_of
+from .checkpoint import State, put_, tensors_of
+from .engine import Engine
+from .loading import derived, generators_kept, length_of, seed_loader
 from .optimise import clip, optimiser, rate, set_rate
 from .plan import Plan
-from .recipe import Distill, Finetune
+from .recipe import Finetune
 from .task import Task
 
 
@@ -49,10 +52,11 @@ class Tuning:
             decay = get_ema_multi_avg_fn(self.config.ema)  # type: ignore[no-untyped-call]
             self.average = AveragedModel(self.student, multi_avg_fn=decay, use_buffers=True)
         if self.keep_best:
-            self.best = {name: t.detach().clone() for name, t in self.product.state_dict().items()}
+            self.best = {name: t.detach().clone() for name, t in tensors_of(self.product).items()}
         modules = {"student": self.student} | ({"average": self.average} if self.average else {})
         self.state = State(modules, [self.optimizer], lambda: self.best, {"best": None})
-        self.features = Features(self.student, self.teacher, self.plan, self.config.distill)
+        names = self.config.distill.features if self.config.distill is not None else ()
+        self.features = Features(self.student, self.teacher, self.plan, names)
         self.mix: Mixup | None = None
 
     @property
@@ -70,13 +74,15 @@ class Tuning:
         teacher: Any = None
         if config.mixup or config.cutmix or config.label_smoothing:
             batch = self._softened(batch)
+        if self.features.names and not self.features.kept:
+            self.features.match(lambda model: task.forward(model, pytree.tree_map(_copied, batch)))
         with self.features.listening():
             if config.distill is not None:
-                with torch.inference_mode():
-                    teacher = task.forward(self.teacher, batch)
+                with torch.inference_mode():  # on a copy: some models change their input
+                    teacher = task.forward(self.teacher, pytree.tree_map(_copied, batch))
                 teacher = pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, teacher)
             outputs = task.forward(self.student, batch)
-        terms = {"task": task.loss(outputs, batch)}
+        terms = {"task": task.loss(outputs, batch).reshape(())}
         if config.distill is not None:
             terms["distil"] = config.distill.weight * task.distil(outputs, teacher, config.distill.temperature)
             if config.distill.features:
@@ -91,24 +97,23 @@ class Tuning:
 
     def measure(self) -> dict[str, float]:
         found = self.engine.evaluate(self.task, self.product, "validate")
-        first = next(iter(found.values()), None)
+        first = next(iter(found.values()), math.nan)
         before = self.state.facts["best"]
-        if self.keep_best and first is not None and (before is None or first > before):
+        if self.keep_best and math.isfinite(first) and (before is None or first > before):
             self.state.facts["best"] = first
-            for name, tensor in self.product.state_dict().items():
+            for name, tensor in tensors_of(self.product).items():
                 self.best[name].copy_(tensor)
         return found
 
     @torch.no_grad()
     def finish(self) -> None:
         """Give the student the weights that count."""
-        source = self.best if self.keep_best and self.state.facts["best"] is not None else self.product.state_dict()
-        for name, tensor in self.student.state_dict().items():
-            tensor.copy_(source[name])
+        best = self.keep_best and self.state.facts["best"] is not None
+        put_(self.student, self.best if best else tensors_of(self.product))
 
     def _softened(self, batch: Any) -> Any:
-        soften: Any = self.task.soften  # type: ignore[attr-defined]  # its presence was checked before the start
-        classes = self.task.classes  # type: ignore[attr-defined]
+        task: Any = self.task  # one that can soften: that was checked before the start
+        soften, classes = task.soften, task.classes
         if self.mix is None and (self.config.mixup or self.config.cutmix):
             c = self.config
             self.mix = Mixup(  # type: ignore[no-untyped-call]
@@ -122,6 +127,7 @@ def finetune(
     teacher: nn.Module,
     plan: Plan,
     task: Task,
+    loader: Iterable[Any],
     config: Finetune,
     engine: Engine,
     total: int,
@@ -132,28 +138,27 @@ def finetune(
     Raises:
         Diverged: the loss is not finite.
     """
-    assert task.train is not None
     if config.recalibrate and resume is None:
-        recalibrate_(student, task, config.recalibrate, engine)
+        recalibrate_(student, task, loader, config.recalibrate, engine)
     student.train()
     tuning = Tuning(student, teacher, plan, task, config, engine, total)
     at = None
     if resume is not None and "done" in resume[1]:
         tuning.state.restore_(resume[0], resume[1]["state"])
         at, tuning.done = resume[1], resume[1]["done"]
-    size = length_of(task.train)
+    size = length_of(loader)
     check = min(size, max(1, total // 2)) if size else max(1, total // 10)
     measure = tuning.measure if task.val is not None else None
-    engine.train("finetune", task.train, total, tuning.step, tuning.state, at=at, check=check, measure=measure)
+    engine.train("finetune", loader, total, tuning.step, tuning.state, at=at, check=check, measure=measure)
     tuning.finish()
     student.eval()
 
 
 @torch.no_grad()
-def recalibrate_(model: nn.Module, task: Task, batches: int, engine: Engine) -> None:
+def recalibrate_(model: nn.Module, task: Task, loader: Iterable[Any], batches: int, engine: Engine) -> None:
     """Measure the statistics of batch norms anew, as plain averages over some training batches."""
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._NormBase) and m.track_running_stats]
-    if not norms or task.train is None:
+    if not norms:
         return
     before = [(norm.momentum, norm.training) for norm in norms]
     flags = [(m, m.training) for m in model.modules()]
@@ -163,8 +168,9 @@ def recalibrate_(model: nn.Module, task: Task, batches: int, engine: Engine) -> 
         norm.reset_running_stats()
         norm.momentum, norm.training = None, True
     try:
-        with engine.display.bar("recalibrate", batches) as bar:
-            for number, batch in enumerate(task.train, 1):
+        with engine.display.bar("recalibrate", batches) as bar, generators_kept(loader):
+            seed_loader(loader, derived(engine.seed, "recalibrate"), 0)
+            for number, batch in enumerate(loader, 1):
                 task.forward(model, engine.move(batch))
                 bar.advance()
                 if number == batches:
@@ -176,60 +182,78 @@ def recalibrate_(model: nn.Module, task: Task, batches: int, engine: Engine) -> 
             norm.momentum = momentum
 
 
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
 class Features:
     """The outputs of named modules in student and teacher, and how far they are apart."""
 
-    def __init__(self, student: nn.Module, teacher: nn.Module, plan: Plan, config: Distill | None) -> None:
-        self.names = config.features if config is not None else ()
-        self.modules = [(student.get_submodule(n), teacher.get_submodule(n)) for n in self.names]
-        self.plan = plan
-        self.seen: dict[tuple[str, int], Tensor] = {}
+    def __init__(self, student: nn.Module, teacher: nn.Module, plan: Plan, names: Sequence[str]) -> None:
+        self.names, self.plan, self.teacher = tuple(names), plan, teacher
+        self.sides = (student, teacher)
+        self.seen: dict[tuple[str, int], Any] = {}
+        self.kept: dict[str, tuple[int, Tensor | None]] = {}  # name -> dimension, and which of the teacher's are left
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self, sides: Sequence[nn.Module] | None = None) -> Iterator[None]:
         def hook(name: str, side: int) -> Callable[..., None]:
             def keep(module: nn.Module, inputs: Any, output: Any) -> None:
                 self.seen[name, side] = output
 
             return keep
 
-        pairs = list(zip(self.names, self.modules, strict=True))
-        handles = [m.register_forward_hook(hook(n, side)) for n, both in pairs for side, m in enumerate(both)]
+        handles = [
+            model.get_submodule(name).register_forward_hook(hook(name, side))
+            for name in self.names
+            for side, model in enumerate(sides or self.sides)
+        ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def loss(self) -> Tensor:
-        """
+    @torch.no_grad()
+    def match(self, run: Callable[[nn.Module], Any]) -> None:
+        """Find out which of the teacher's features the plan leaves: where its zeroed and its sliced twin agree.
+
         Raises:
-            ValueError: it is not plain which of the teacher's features were kept.
+            ValueError: a module returns no features, is not called, or has features that match none of the teacher's.
         """
+        twins = [self.plan.apply_(copy.deepcopy(self.teacher)), self.plan.zero_(copy.deepcopy(self.teacher))]
+        with self.listening(twins):
+            for twin in twins:
+                run(twin)
+        for name in self.names:
+            sliced, zeroed = self.seen.pop((name, 0), None), self.seen.pop((name, 1), None)
+            if not isinstance(sliced, Tensor) or not isinstance(zeroed, Tensor) or sliced.ndim < 2:
+                raise ValueError(f"finetune.distill.features: {name} is not called, or returns no tensor of features")
+            self.kept[name] = _matched(name, sliced, zeroed)
+
+    def loss(self) -> Tensor:
+        """The mean over modules of ||s - t||^2 / ||t||^2."""
         parts = []
         for name in self.names:
             student, teacher = self.seen.pop((name, 0)), self.seen.pop((name, 1)).clone()
-            if not isinstance(student, Tensor) or student.ndim < 2:
-                raise ValueError(f"finetune.distill.features: {name} returns no tensor of features")
-            dim = 1 if student.ndim == 4 else student.ndim - 1
-            if student.shape != teacher.shape:
-                kept = self._kept(name, teacher.shape[dim], student.shape[dim])
-                teacher = teacher.index_select(dim, kept.to(teacher.device))
+            dim, kept = self.kept[name]
+            if kept is not None:
+                teacher = teacher.index_select(dim, kept)
             parts.append((student - teacher).square().sum() / teacher.square().sum().clamp_min(1e-12))
         return torch.stack(parts).mean()
 
-    def _kept(self, name: str, dense: int, compact: int) -> Tensor:
-        """Which of a module's output features the plan keeps: what its last writers agree on."""
-        found = {
-            tuple(cut[0].tolist())
-            for tensor, cut in self.plan.slices.items()
-            if (tensor.startswith(f"{name}.")) and 0 in cut
-            if self.plan.shapes[tensor][0] == dense and len(cut[0]) == compact
-        }
-        if len(found) != 1:
-            raise ValueError(
-                f"finetune.distill.features: {name} has {dense} features in the dense network and {compact} in the "
-                f"compact one, and {len(found) or 'no'} answers which were kept. Name the layer that writes them, or "
-                "leave it out."
-            )
-        return torch.tensor(found.pop())
+
+def _matched(name: str, sliced: Tensor, zeroed: Tensor) -> tuple[int, Tensor | None]:
+    """The dimension that was cut, and the positions along it that are left; none if nothing was cut."""
+    cut = [d for d in range(sliced.ndim) if sliced.shape[d] != zeroed.shape[d]]
+    if not cut:
+        return 1, None
+    if len(cut) == 1:
+        few, many = (t.movedim(cut[0], 0).flatten(1).double() for t in (sliced, zeroed))
+        kept = torch.cdist(few, many).argmin(1)
+        if bool(((few - many[kept]).norm(dim=1) <= 1e-3 * many[kept].norm(dim=1) + 1e-6).all()):
+            return cut[0], kept
+    raise ValueError(
+        f"finetune.distill.features: {name} has shape {list(zeroed.shape)} in the dense network and "
+        f"{list(sliced.shape)} in the compact one, and it is not plain which of its features were kept; leave it out"
+    )

@@ -63,11 +63,17 @@ def _factory(source: str, name: str) -> nn.Module:
 def _load(model: nn.Module, path: Path) -> None:
     if not path.exists():
         raise ValueError(f"--weights {path}: no such file")
-    if path.suffix == ".safetensors":
-        state = load_file(path)
-    else:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        state = state.get("state_dict", state.get("model", state))
+    try:
+        if path.suffix == ".safetensors":
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            state = state.get("state_dict", state.get("model", state))
+    except Exception as error:  # each format has its own
+        text = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"--weights {path}: not a state dict that can be read without running code ({text})"
+        ) from error
     try:
         model.load_state_dict(state)
     except RuntimeError as error:

@@ -200,6 +200,9 @@ class Plan:
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         if data["version"] != VERSION:
             raise PlanError(f"plan of version {data['version']}: this library reads version {VERSION}")
+        for name, kept in data["keep"].items():
+            if not all(0 <= i < data["widths"][name] for i in kept):
+                raise PlanError(f"group {name}: expected kept dimensions in 0..{data['widths'][name] - 1}; got others")
         indices = [np.array(index, dtype=np.int64) for index in data["indices"]]
         return cls(
             keep={name: list(kept) for name, kept in data["keep"].items()},

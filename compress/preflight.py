@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 
 from .data import loaders
 from .discover import as_call
-from .engine import Engine, peek
+from .engine import Engine
+from .finetune import Tuning
+from .loading import length_of, peek
+from .plan import Plan
 from .recipe import Recipe
-from .task import BatchError, Classification, Task, check_task, task_from
+from .task import BatchError, Classification, Task, check_task, logits_of, task_from
 from .tracing import mode
 
 
@@ -22,11 +26,25 @@ class NotReady(ValueError):
     """A run that cannot start; the message names everything that is in its way."""
 
 
+def unwrapped(model: Any) -> nn.Module:
+    """The model inside the wrappers of torch, which change its names: DataParallel, DDP, torch.compile.
+
+    Raises:
+        NotReady: it is not a model.
+    """
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) or hasattr(model, "_orig_mod"):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    if not isinstance(model, nn.Module):
+        raise NotReady(f"model: expected a torch.nn.Module; got {type(model).__name__}")
+    return model
+
+
 @dataclass
 class Ready:
     """What a run works with."""
 
     task: Task
+    train: Iterable[Any] | None
     example_inputs: Any
 
 
@@ -52,11 +70,11 @@ def make_ready(
     except (TypeError, ValueError, OSError) as error:
         raise NotReady(str(error)) from error
     wrong += _missing(model, recipe, found, fed)
-    first: Any = None
-    if found.train is not None:
+    first, loader = None, found.train
+    if loader is not None:
         try:
-            first, found.train = peek(found.train, "train")
-            wrong += _try(model, found, engine.move(first))
+            first, loader = peek(loader, "train")
+            wrong += _try(model, found, engine.move(first)) or _try_training(model, recipe, found, first, engine)
         except BatchError as error:
             wrong.append(str(error))
     if example_inputs is None and first is not None and not wrong:
@@ -69,7 +87,7 @@ def make_ready(
     if wrong:
         raise NotReady(wrong[0] if len(wrong) == 1 else f"{len(wrong)} things to mend\n  " + "\n  ".join(wrong))
     as_call(example_inputs)
-    return Ready(found, engine.move(example_inputs))
+    return Ready(found, loader, engine.move(example_inputs))
 
 
 def _task(recipe: Recipe, train: Any, val: Any, task: Task | None) -> Task:
@@ -98,6 +116,8 @@ def _missing(model: nn.Module, recipe: Recipe, task: Task, fed: bool) -> list[st
         )
     if isinstance(task.val, Iterator):
         wrong.append("val: expected a loader that can be read more than once; got an iterator. Give list(val)")
+    if length_of(task.val) == 0:
+        wrong.append("val: expected at least one batch; the loader gave none")
     if recipe.finetune is None:
         return wrong
     config = recipe.finetune
@@ -125,10 +145,35 @@ def _try(model: nn.Module, task: Task, batch: Any) -> list[str]:
             return [str(error)]
         except Exception as error:
             return [f"the model does not run on the first training batch: {type(error).__name__}: {error}"]
-        if isinstance(task, Classification) and isinstance(outputs, Tensor):
-            task.classes = outputs.shape[-1]
+        if isinstance(task, Classification):
+            task.classes = logits_of(outputs).shape[-1]
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         return [f"task.loss: expected a tensor with one number; got {type(loss).__name__}"]
     if not bool(torch.isfinite(loss)):
         return [f"the loss of the first training batch is {float(loss)}: look for NaN in data, weights and targets"]
+    return []
+
+
+def _try_training(model: nn.Module, recipe: Recipe, task: Task, first: Any, engine: Engine) -> list[str]:
+    """Make the first step of a training on a copy: what it stumbles over would be found after the search."""
+    if recipe.search.length is None and recipe.finetune is None:
+        return []
+    twin = copy.deepcopy(model).train()
+    twin = twin if isinstance(twin, nn.Module) else copy.deepcopy(model)  # some libraries' train() returns nothing
+    batch, stage = engine.move(first), "training" if recipe.finetune is None else "finetune"
+    try:
+        if recipe.finetune is not None:
+            Tuning(twin, model, Plan({}, {}), task, recipe.finetune, engine, 1).step(batch)
+        elif getattr(recipe.search, "lr", None) is not None:
+            task.loss(task.forward(twin, batch), batch).backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        hint = (
+            ". A batch of one image? Give the loader drop_last=True"
+            if "more than 1 value per channel" in str(error)
+            else ""
+        )
+        known = isinstance(error, (BatchError, ValueError)) and not hint
+        return [
+            str(error) if known else f"{stage} does not run on the first batch: {type(error).__name__}: {error}{hint}"
+        ]
     return []

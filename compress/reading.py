@@ -36,6 +36,8 @@ def read(source: str | Path | Mapping[str, Any]) -> Recipe:
     Raises:
         RecipeError: no such recipe, or all that is wrong in it.
     """
+    if not isinstance(source, (str, Path, Mapping)):
+        raise RecipeError(f"recipe: expected a name, a path, a dict or a Recipe; got {type(source).__name__}")
     data, places, origin = _gather(source, ())
     try:
         return Recipe.model_validate(data)
@@ -59,7 +61,7 @@ def _gather(source: str | Path | Mapping[str, Any], before: tuple[str, ...]) -> 
     else:
         path = _find(source, Path(before[-1]).parent if before else Path())
         origin, folder = str(path), path.parent
-        if origin in before:
+        if path.resolve() in [Path(b).resolve() for b in before]:
             raise RecipeError(f"{before[0]}: extends itself, by way of {' -> '.join([*before[1:], origin])}")
         data, places = _parse(path)
     base = data.pop("extends", None)
@@ -96,7 +98,7 @@ def _parse(path: Path) -> tuple[dict[str, Any], Places]:
         text = path.read_text()
         data = yaml.safe_load(text)
         found = list(_places(yaml.compose(text)))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise RecipeError(f"{path}: not YAML: {error}") from error
     keys = [key for key, _ in found]
     for key, (line, column) in found:
@@ -183,7 +185,7 @@ def _fields(path: Key, data: Mapping[str, Any]) -> list[str]:
             model = searches.config_class(data["search"].get("method", "magnitude"))
             continue
         model = _model_in(model.model_fields[key].annotation) if key in getattr(model, "model_fields", {}) else model
-    return list(getattr(model, "model_fields", {}))
+    return [field.alias or name for name, field in getattr(model, "model_fields", {}).items()]
 
 
 def _model_in(annotation: Any) -> Any:

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from .budget import choose
-from .checkpoint import State, Store, own_randomness, seed_all
+from .checkpoint import State, Store, below, own_randomness, put_, seed_all, tensors_of
 from .compensate import compensate_
 from .discover import find_groups
 from .display import Display
-from .engine import Engine, derived, pick_device, steps_of
+from .engine import Engine, pick_device
 from .files import write_whole
 from .finetune import finetune
 from .gates import fold_
 from .groups import Groups
+from .loading import derived, length_of, steps_of
 from .plan import Plan
 from .preflight import NotReady, Ready, make_ready
 from .recipe import Recipe
@@ -45,13 +46,12 @@ class Run:
         self.model, self.recipe, self.engine = model, recipe, engine
         self.teacher = _teacher(model, engine.device)
         self.ready: Ready = make_ready(self.teacher, recipe, engine, **given)
-        self.task = self.ready.task
+        self.task, self.train = self.ready.task, self.ready.train
         self.compact = copy.deepcopy(model).to(engine.device)
         self.plan = Plan({}, {})
         self.round = 0
         self.report: Report | None = None
         self._resumed: tuple[dict[str, Tensor], dict[str, Any]] | None = None
-        self.identity: dict[str, Any] = {}
         self._lengths = self._count()
 
     @classmethod
@@ -72,16 +72,19 @@ class Run:
             NotReady: all that is missing or does not fit.
             FileExistsError: the working directory is in use, or belongs to another run.
         """
-        if not isinstance(model, nn.Module):
-            raise NotReady(f"model: expected a torch.nn.Module; got {type(model).__name__}")
-        identity = open_workdir(workdir, model, recipe, resume) if workdir is not None else None
         store = Store(workdir) if workdir is not None else None
+        known = check_workdir(workdir, model, recipe, resume) if workdir is not None else None
         with Display(quiet) as display, own_randomness(recipe.seed):
             run = cls(model, recipe, Engine(pick_device(device, model), recipe.seed, display, store), **given)
-            if workdir is not None and identity is not None:
-                run.identity = identity
-                write_whole(workdir / IDENTITY, json.dumps(identity, indent=1).encode())
+            if workdir is not None and known is not None:
+                known["data"] = {"train": length_of(run.train), "val": length_of(run.task.val)}
+                check_workdir(workdir, model, recipe, resume, known)
+                write_whole(workdir / IDENTITY, json.dumps(known, indent=1).encode())
             if resume and store is not None and (found := store.load()) is not None:
+                if isinstance(run.train, Iterator):
+                    raise NotReady(
+                        "train: a run on an iterator, which is read only once, cannot be resumed; start anew"
+                    )
                 run._go_on(*found)
             yield run
 
@@ -108,6 +111,9 @@ class Run:
 
     def begin_search(self, groups: Groups, steps: int | None = None) -> Search:
         """The recipe's search, attached to the network."""
+        if self.recipe.search.length is not None and not len(groups):
+            reasons = "; ".join(sorted({r.reason for r in groups.refused})[:4])
+            raise NotReady(f"target: there is nothing to cut; {len(groups.refused)} groups were refused: {reasons}")
         seed_all(derived(self.recipe.seed, "search", self.round))
         method = search_class(self.recipe.search.method)
         total = steps if steps is not None else self._share(self._lengths.get("search", 0))
@@ -129,7 +135,7 @@ class Run:
             return self.end_search(search)
 
     def end_search(self, search: Search) -> dict[str, Tensor]:
-        importance = {name: value.detach().cpu() for name, value in search.importance().items()}
+        importance = {name: value.detach().double().cpu() for name, value in search.importance().items()}
         fold_(self.compact)
         self.compact.eval()
         return importance
@@ -139,6 +145,8 @@ class Run:
         recipe = self.recipe
         notes: list[str] = []
         left = recipe.budget.left ** ((self.round + 1) / recipe.steps)
+        last = self.round + 1 == recipe.steps
+        target = recipe.target if last else recipe.target.model_copy(update={"round_to": 1})  # rounded once, at the end
         common: dict[str, Any] = {"ranking": recipe.search.ranking, "dense": self.plan.widths or None}
         with self.engine.stage("choose"):
             if recipe.budget.unit == "latency":
@@ -148,7 +156,7 @@ class Run:
                         groups,
                         importance,
                         recipe.budget,
-                        recipe.target,
+                        target,
                         recipe.timing,
                         self.ready.example_inputs,
                         reference=self.teacher,
@@ -157,9 +165,8 @@ class Run:
                         **common,
                     )
             else:
-                keep = choose(
-                    groups, importance, recipe.budget, recipe.target, limit=self._limit(groups, left), **common
-                )
+                limit = self._limit(groups, left)
+                keep = choose(groups, importance, recipe.budget, target, limit=limit, **common)
         self._write_down(groups, importance, keep, notes)
         return keep
 
@@ -193,9 +200,11 @@ class Run:
         with self.engine.stage("finetune"):
             seed_all(derived(self.recipe.seed, "finetune"))
             at = self._resumed if self.engine.facts.get("stage") == "finetune" else None
+            self._resumed = None
             self.engine.facts |= {"stage": "finetune"}
-            total = self.length("finetune")
-            finetune(self.compact, self.teacher, self.plan, self.task, self.recipe.finetune, self.engine, total, at)
+            assert self.train is not None
+            work = (self.compact, self.teacher, self.plan, self.task, self.train)
+            finetune(*work, self.recipe.finetune, self.engine, self.length("finetune"), at)
 
     def measure(self) -> Report:
         """Accuracy and latency, dense against compact; the report is complete."""
@@ -230,18 +239,18 @@ class Run:
         """The lengths of the trainings, in steps."""
         search, tune, display = self.recipe.search.length, self.recipe.finetune, self.engine.display
         found = {}
-        if search is not None and self.task.train is not None:
+        if search is not None and self.train is not None:
             found["search"] = steps_of(self._search_data(), search, "search.epochs", display)
-        if tune is not None and self.task.train is not None:
-            found["finetune"] = steps_of(self.task.train, tune.epochs, "finetune.epochs", display)
+        if tune is not None and self.train is not None:
+            found["finetune"] = steps_of(self.train, tune.epochs, "finetune.epochs", display)
         return found
 
     def _search_data(self) -> Iterable[Any]:
         """The training data as the search reads them: batches, or pairs of batches from two halves."""
-        assert self.task.train is not None
+        assert self.train is not None
         if search_class(self.recipe.search.method).reads == 1:
-            return self.task.train
-        return halves(self.task.train, self.recipe.seed)
+            return self.train
+        return halves(self.train, self.recipe.seed)
 
     def _share(self, total: int) -> int:
         """This round's part of all search steps."""
@@ -278,6 +287,7 @@ class Run:
                 rows[name].kept = len(kept)
         self.report.pruned.params, self.report.pruned.macs = now.pruned.params, now.pruned.macs
         self.report.importance |= {name: np.asarray(v, dtype=float).tolist() for name, v in importance.items()}
+        self.report.notes = [n for n in self.report.notes if not n.startswith("latency ")]  # of earlier rounds
         for note in notes:
             self._note(note)
 
@@ -289,16 +299,14 @@ class Run:
         """Take up a checkpoint."""
         self.engine.history, self.engine.seconds = facts.pop("history"), facts.pop("seconds")
         self._resumed = (tensors, facts)
-        own = {"done", "epoch", "inside", "part", "random", "state"}
+        own = {"done", "epoch", "inside", "part", "random", "state", "sums", "count"}
         self.engine.facts = {key: value for key, value in facts.items() if key not in own}
         if "plan" in facts:
             self.plan, self.round = Plan.from_dict(facts["plan"]), facts["round"]
             self.report = Report.from_dict(facts["report"])
             slice_(self.compact, self.plan)
-        if any(name.startswith("student/") for name in tensors):
-            self.compact.load_state_dict(
-                {n.removeprefix("student/"): t for n, t in tensors.items() if n.startswith("student/")}
-            )
+        if student := below(tensors, "student/"):
+            put_(self.compact, student)
         self.engine.display.say(f"going on in stage {facts['stage']}, at step {facts.get('done', 0)}")
 
     def _restore(self, state: State, stage: str) -> dict[str, Any] | None:
@@ -310,28 +318,40 @@ class Run:
         return facts
 
 
-def open_workdir(folder: Path, model: nn.Module, recipe: Recipe, resume: bool) -> dict[str, Any]:
-    """What a working directory belongs to: one recipe and one model.
+def check_workdir(
+    folder: Path, model: nn.Module, recipe: Recipe, resume: bool, identity: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What a working directory belongs to: one recipe, one model and data of one length.
 
     Raises:
-        FileExistsError: it is not empty and not to be resumed, or belongs to another recipe or model.
+        FileExistsError: it is not empty and not to be resumed, or belongs to another run.
+        ValueError: what it says of its run cannot be read.
     """
-    identity = {"recipe": recipe.model_dump(mode="json", exclude_none=True), "model": fingerprint(model)}
+    if identity is None:
+        identity = {"recipe": recipe.model_dump(mode="json", exclude_none=True), "model": fingerprint(model)}
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: expected a directory, found a file")
+    for left in folder.glob(f".{Store(folder).path.name}.*") if folder.exists() else ():
+        left.unlink()  # of a checkpoint that was being written
     held = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
-    if held and not resume:
-        what = "a run" if IDENTITY in held else f"other files ({held[0]})"
-        hint = "go on with resume=True (--resume), or choose another" if IDENTITY in held else "choose another"
-        raise FileExistsError(f"{folder}: expected an empty or missing directory; it holds {what}: {hint}")
-    if IDENTITY not in held:
-        if held:
-            raise FileExistsError(f"{folder}: nothing to resume; it holds other files ({held[0]})")
+    if held in ([], [IDENTITY]):  # a run that stopped before it had anything to keep
         return identity
-    before = json.loads((folder / IDENTITY).read_text())
-    differences = list(_differences(before["recipe"], identity["recipe"]))
-    if before["model"] != identity["model"]:
-        differences.append("the model has other weights, or is another")
+    if IDENTITY not in held:
+        what = "expected an empty or missing directory" if not resume else "nothing to resume"
+        raise FileExistsError(f"{folder}: {what}; it holds other files ({held[0]}): choose another")
+    if not resume:
+        raise FileExistsError(
+            f"{folder}: expected an empty or missing directory; it holds a run: go on with resume=True (--resume), or "
+            "choose another"
+        )
+    try:
+        before = json.loads((folder / IDENTITY).read_text())
+        pairs = [(key, before[key], identity[key]) for key in before if key in identity]
+        if not {"recipe", "model"} <= before.keys():
+            raise TypeError("recipe and model are missing")
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / IDENTITY}: damaged ({error}); start anew in another workdir") from error
+    differences = [line for key, old, new in pairs for line in _differences(old, new, key)]
     if differences:
         raise FileExistsError(f"{folder}: belongs to another run:\n  " + "\n  ".join(differences))
     return identity
@@ -340,7 +360,7 @@ def open_workdir(folder: Path, model: nn.Module, recipe: Recipe, resume: bool) -
 def fingerprint(model: nn.Module) -> str:
     """A hash of every tensor's name, type and numbers."""
     total = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in tensors_of(model).items():
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()
@@ -350,8 +370,10 @@ def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
     if isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
             yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+    elif old != new and path == "model":
+        yield "the model has other weights, or is another"
     elif old != new:
-        yield f"{path}: was {old!r}, is {new!r}"
+        yield f"{path.removeprefix('recipe.')}: was {old!r}, is {new!r}"
 
 
 def _teacher(model: nn.Module, device: torch.device) -> nn.Module:

@@ -13,7 +13,7 @@ from .api import Pruned
 from .checkpoint import own_randomness
 from .display import Display
 from .engine import Engine, pick_device
-from .preflight import NotReady
+from .preflight import NotReady, unwrapped
 from .recipe import Recipe
 from .run import Run
 from .task import Task
@@ -23,7 +23,7 @@ class Session:
     """Scores are attached to `model`, a copy; `step` trains it on a batch, `finish` cuts it."""
 
     def __init__(self, run: Run, steps: int) -> None:
-        self._run, self.steps, self.done = run, steps, 0
+        self._run, self.steps, self.done, self._finished = run, steps, 0, False
         self.groups = run.find()
         self._search = run.begin_search(self.groups, steps)
         if self._search.trains:
@@ -40,9 +40,10 @@ class Session:
         A bilevel search (rarts, darts, milenas) is fed a pair of batches, from two halves of the data.
 
         Raises:
-            RuntimeError: all its steps are made.
+            RuntimeError: all its steps are made, or it is finished.
             Diverged: the loss is not finite.
         """
+        self._check_open()
         if self.done >= self.steps:
             raise RuntimeError(
                 f"the session was to make {self.steps} steps and has made them: call finish(), or start one with more"
@@ -59,13 +60,19 @@ class Session:
 
         Raises:
             BudgetError: the budget is out of reach.
+            RuntimeError: it is finished already.
         """
-        run, self.steps = self._run, 0
+        self._check_open()
+        run, self._finished = self._run, True
         importance = run.end_search(self._search)
         run.cut(self.groups, run.choose(self.groups, importance))
         run.engine.facts["sliced"] = run.engine.evaluate(run.task, run.compact)
         run.evaluate_dense()
         return Pruned(run.compact, run.plan, run.measure())
+
+    def _check_open(self) -> None:
+        if self._finished:
+            raise RuntimeError("the session is finished; start another with compress.search_session")
 
 
 def search_session(
@@ -87,13 +94,13 @@ def search_session(
     Raises:
         NotReady: something is missing, or the recipe asks for what a session cannot do.
     """
-    recipe = Recipe.load(recipe)
+    recipe, model = Recipe.load(recipe), unwrapped(model)
     length = recipe.search.length
     if length is None:
         raise NotReady(f"search.method: {recipe.search.method} reads no data; use compress.prune(model, recipe)")
     if recipe.steps > 1:
         raise NotReady("steps: a session makes one round of search and cut; leave steps out, or use compress.prune")
-    if steps is None and length.unit == "epochs" and train is None and task is None:
+    if steps is None and length.unit == "epochs" and train is None and getattr(task, "train", None) is None:
         raise NotReady(f"steps: {length} of data that the session does not see; say steps=LENGTH")
     alone = recipe.model_copy(update={"finetune": None})
     engine = Engine(pick_device(device, model), recipe.seed, Display(quiet=True))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset
 
-from .engine import length_of
+from .loading import length_of
 from .task import BatchError
 
 
@@ -16,28 +16,20 @@ class Pairs:
     """Batches of the two halves, two by two."""
 
     def __init__(self, first: Iterable[Any], second: Iterable[Any]) -> None:
-        self.first, self.second = first, second
-
-    @property
-    def generator(self) -> Any:
-        return getattr(self.first, "generator", None)
+        self.parts = [first, second]
 
     def __len__(self) -> int:
-        return min(len(self.first), len(self.second))  # type: ignore[arg-type]
+        return min(len(part) for part in self.parts)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        return zip(self.first, self.second, strict=False)
+        return zip(*self.parts, strict=False)
 
 
 class Alternating:
     """Every other batch of a stream for each half."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
-        self.loader = loader
-
-    @property
-    def generator(self) -> Any:
-        return getattr(self.loader, "generator", None)
+        self.loader, self.parts = loader, [loader]
 
     def __len__(self) -> int:
         size = length_of(self.loader)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 Pick = str | int | Callable[[Any], Any]
 INPUTS = ("image", "images", "input", "inputs", "pixel_values", "img", "x", "data")
+IGNORED = -100  # a target that cross entropy leaves out
 TARGETS = ("label", "labels", "target", "targets", "y", "class")
 
 
@@ -98,36 +99,43 @@ class Classification:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        right = top5 = seen = 0
-        total = 0.0
+        sums: Tensor | None = None  # of hits, hits among five, losses, images; looked at once, at the end
         for batch in batches:
             logits = logits_of(self.forward(model, batch))
             target = self._fitting(self.split(batch)[1], logits)
-            total += float(F.cross_entropy(logits, target, reduction="sum"))
+            loss = F.cross_entropy(logits, target, reduction="sum").double()
             classes = target.argmax(-1) if target.is_floating_point() else target
             best = logits.topk(min(5, logits.shape[-1]), -1).indices
-            right += int((best[:, 0] == classes).sum())
-            top5 += int((best == classes[:, None]).sum())
-            seen += len(classes)
+            hits, five = (best[:, 0] == classes).sum(), (best == classes[:, None]).sum()
+            here = torch.stack([hits.double(), five.double(), loss, (classes != IGNORED).sum().double()])
+            sums = here if sums is None else sums + here
             self.classes = logits.shape[-1]
-        if not seen:
-            raise BatchError("val: expected at least one batch; the loader gave none")
-        found = {"accuracy": right / seen, "loss": total / seen}
-        return found | ({"top5": top5 / seen} if (self.classes or 0) > 10 else {})
+        if sums is None or not sums[3]:
+            raise BatchError("val: expected at least one batch with targets; the loader gave none")
+        accuracy, top5, mean, _ = (sums / sums[3]).tolist()
+        return {"accuracy": accuracy, "loss": mean} | ({"top5": top5} if (self.classes or 0) > 10 else {})
 
     def distil(self, outputs: Any, teacher: Any, temperature: float) -> Tensor:
         return distillation(logits_of(outputs), logits_of(teacher), temperature)
 
     def soften(self, batch: Any, classes: int, smoothing: float, mix: Any = None) -> Pair:
-        """The batch with rows of probabilities as targets; `mix` is a timm Mixup, which smooths by itself."""
+        """The batch with rows of probabilities as targets; `mix` is a timm Mixup, which smooths by itself.
+
+        Raises:
+            BatchError: it is to be mixed, and was mixed already.
+        """
         x, y = self.split(batch)
-        if mix is not None and not y.is_floating_point():
-            even = len(x) - len(x) % 2
-            if even:
-                return Pair(*mix(x[:even].clone(), y[:even]))
-        if not y.is_floating_point():
-            y = F.one_hot(y, classes).to(x.dtype)
-        return Pair(x, y * (1 - smoothing) + smoothing / classes)
+        if y.is_floating_point():
+            if mix is not None:
+                raise BatchError("mixup, cutmix: the loader gives rows of probabilities, mixed already; leave them out")
+            return Pair(x, y * (1 - smoothing) + smoothing / classes)
+        x, y = x[y != IGNORED], y[y != IGNORED]
+        rows = F.one_hot(y, classes).to(x.dtype) * (1 - smoothing) + smoothing / classes
+        even = len(x) - len(x) % 2  # timm mixes even batches; an odd one's last image stays as it is
+        if mix is None or not even:
+            return Pair(x, rows)
+        mixed, soft = mix(x[:even].clone(), y[:even])
+        return Pair(torch.cat([mixed, x[even:]]), torch.cat([soft.to(rows), rows[even:]]))
 
     def split(self, batch: Any) -> tuple[Tensor, Tensor]:
         """
@@ -149,7 +157,14 @@ class Classification:
             raise BatchError(
                 _unlike(batch, "targets are to be one class number, or one row of probabilities, an image")
             )
-        return x, y if y.is_floating_point() and y.ndim == 2 else y.long()
+        if y.ndim == 2:
+            return x, y
+        if y.is_floating_point() and not bool((y == y.round()).all()):
+            raise BatchError(
+                "targets: expected class numbers; got fractions. Classification is not for regression: give a task "
+                "with a loss of its own (see compress.Task)"
+            )
+        return x, y.long()
 
     @staticmethod
     def _pick(batch: Any, where: Pick | None, position: int, names: tuple[str, ...]) -> Any:
@@ -174,7 +189,7 @@ class Classification:
                 raise BatchError(f"targets: expected rows of {classes} probabilities, got rows of {target.shape[1]}")
             return target.to(logits.dtype)
         if target.device.type == "cpu":  # elsewhere the kernel itself asserts, and looking would stop the stream
-            bad = target[((target < 0) | (target >= classes)) & (target != -100)]
+            bad = target[((target < 0) | (target >= classes)) & (target != IGNORED)]
             if len(bad):
                 raise BatchError(
                     f"targets: expected classes 0 to {classes - 1}, as the model has {classes} outputs; got "

@@ -219,3 +219,24 @@ def test_help_has_examples(monkeypatch, capsys):
         code, out, _ = run(monkeypatch, capsys, command, "--help")
         assert code == 0
         assert f"compress {command}" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--device", "gpu"], "device gpu: not to be had here"),
+        (["--input", "1,3,-5,32"], "expected a shape such as 1,3,224,224"),
+        (["--seed", "-1"], "seed: input should be greater than or equal to 0"),
+        (["--weights", "broken.pt"], "not a state dict that can be read without running code"),
+        (["--weights", "broken.safetensors"], "not a state dict that can be read without running code"),
+    ],
+)
+def test_more_mistakes_of_prune_exit_2(monkeypatch, capsys, tmp_path, words, text):
+    monkeypatch.chdir(tmp_path)
+    for name in ("broken.pt", "broken.safetensors"):
+        (tmp_path / name).write_bytes(b"not weights at all")
+    base = ["--model", "torchvision:resnet18", "--recipe", "magnitude_half", "--workdir", "out", "--input", "1,3,32,32"]
+    code, _, err = run(monkeypatch, capsys, "prune", *base, *words)
+    assert code == 2
+    assert text in err
+    assert "Traceback" not in err

@@ -16,7 +16,7 @@ from compress.checkpoint import State
 from compress.display import Display
 from compress.engine import Engine
 from compress.fields import Length, Training
-from compress.finetune import Tuning, finetune, recalibrate_
+from compress.finetune import Tuning, _matched, finetune, recalibrate_
 from compress.optimise import optimiser, rate, set_rate
 from compress.recipe import Finetune
 
@@ -74,6 +74,8 @@ def test_teacher_is_run_once_a_batch_and_never_changes() -> None:
     calls = []
     teacher.register_forward_hook(lambda *_: calls.append((teacher.training, torch.is_inference_mode_enabled())))
     work = tuning(student, teacher, distill={"features": ["stage1", "stage2.0"]})
+    work.step(first())  # the first finds out which features to compare
+    calls.clear()
     for _ in range(3):
         work.step(first())
     assert calls == [(False, True)] * 3
@@ -102,10 +104,17 @@ def test_feature_loss_compares_with_what_the_plan_keeps(residual: bool, name: st
 
 def test_feature_that_cannot_be_matched_is_named() -> None:
     student, plan = cut(dense(), residual=True)
-    plan.slices = {k: v for k, v in plan.slices.items() if not k.startswith("stage1.")}
-    work = tuning(student, dense(), plan, distill={"features": ["stage1"]})
-    with pytest.raises(ValueError, match=r"finetune.distill.features: stage1 has 16 features .* no answers which"):
+    del plan
+    other = dense()
+    work = tuning(student, other, compress.Plan({}, {}), distill={"features": ["stage1.0.unused"]})
+    for model in (student, other):
+        model.stage1[0].unused = nn.ReLU()
+    with pytest.raises(
+        ValueError, match=r"finetune.distill.features: stage1.0.unused is not called, or returns no tensor"
+    ):
         work.step(first())
+    with pytest.raises(ValueError, match=r"in the compact one, and it is not plain which of its features were kept"):
+        _matched("stage1", torch.randn(2, 3, 4, 4), torch.randn(2, 5, 4, 4))
 
 
 def test_best_weights_on_validation_are_kept() -> None:
@@ -119,7 +128,7 @@ def test_best_weights_on_validation_are_kept() -> None:
     seen: list[Any] = []
     student = cut(dense())[0]
     task = Scripted(loaders(count=128)[0], [first()])
-    finetune(student, dense(), compress.Plan({}, {}), task, config(), engine(), 6)
+    finetune(student, dense(), compress.Plan({}, {}), task, task.train or (), config(), engine(), 6)
     assert len(seen) == 3
     assert all(torch.equal(v, seen[1][k]) for k, v in student.state_dict().items())
     assert not all(torch.equal(v, seen[2][k]) for k, v in student.state_dict().items())
@@ -134,7 +143,7 @@ def test_last_weights_are_kept_where_best_is_off() -> None:
     seen: list[Any] = []
     student = cut(dense())[0]
     task = Scripted(loaders(count=128)[0], [first()])
-    finetune(student, dense(), compress.Plan({}, {}), task, config(best=False), engine(), 6)
+    finetune(student, dense(), compress.Plan({}, {}), task, task.train or (), config(best=False), engine(), 6)
     assert all(torch.equal(v, seen[-1][k]) for k, v in student.state_dict().items())
 
 
@@ -161,7 +170,7 @@ def test_recalibration_gives_the_statistics_of_the_batches() -> None:
     before = copy.deepcopy(model.state_dict())
     with torch.no_grad():
         inputs = [model.stem[0](x) for x, _ in train[:3]]
-    recalibrate_(model, task, 3, engine())
+    recalibrate_(model, task, train, 3, engine())
     norm = model.stem[1]
     assert torch.allclose(norm.running_mean, torch.stack([i.mean((0, 2, 3)) for i in inputs]).mean(0), atol=1e-6)
     assert torch.allclose(norm.running_var, torch.stack([i.var((0, 2, 3)) for i in inputs]).mean(0), atol=1e-5)
@@ -249,3 +258,58 @@ def test_state_of_a_training_goes_round() -> None:
     assert again.keys() == expected.keys()
     assert all(torch.equal(again[k], expected[k]) for k in expected)
     assert isinstance(other.state, State)
+
+
+class Shuffling(nn.Module):
+    """Its features come out in another order than its weights lie in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.conv(x)).unflatten(1, (2, 4)).transpose(1, 2).flatten(1, 2)
+
+
+@pytest.mark.parametrize("name", ["0", "1", "2"])
+def test_features_are_matched_through_shuffles_and_modules_without_weights(name: str) -> None:
+    torch.manual_seed(0)
+    teacher = nn.Sequential(Shuffling(), nn.ReLU(), nn.Conv2d(8, 6, 3), nn.Flatten(), nn.Linear(6 * 36, 10)).eval()
+    groups = compress.find_groups(teacher, torch.randn(1, 1, 8, 8))
+    plan = compress.Plan.build(teacher, groups, {g.name: range(0, g.width, 2) for g in groups})
+    student = plan.apply_(copy.deepcopy(teacher))
+    work = tuning(student, plan.zero_(copy.deepcopy(teacher)), plan, lr=1e-12, distill={"features": [name]})
+    assert float(work.step(first())["features"]) < 1e-10, "the sliced network's features are the zeroed one's"
+
+
+def test_best_is_not_fooled_by_a_metric_that_is_not_a_number() -> None:
+    class Scripted(compress.Classification):
+        scores = iter([float("nan"), 0.4, 0.8])
+
+        def evaluate(self, model: nn.Module, batches: Any) -> dict[str, float]:
+            seen.append(copy.deepcopy(model.state_dict()))
+            return {"score": next(self.scores)}
+
+    seen: list[Any] = []
+    student = cut(dense())[0]
+    task = Scripted(loaders(count=128)[0], [first()])
+    finetune(student, dense(), compress.Plan({}, {}), task, task.train or (), config(), engine(), 6)
+    assert all(torch.equal(v, seen[2][k]) for k, v in student.state_dict().items())
+
+
+def test_teacher_sees_the_input_as_the_student_does_even_if_the_model_changes_it() -> None:
+    class Shifting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+            self.seen: list[float] = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            x.sub_(0.5)
+            self.seen.append(float(x.mean()))
+            return self.net(x)
+
+    student, teacher = Shifting(), Shifting()
+    work = tuning(student, teacher, distill={})
+    work.step((torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.long)))
+    assert student.seen == teacher.seen == [-0.5]

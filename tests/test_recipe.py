@@ -323,3 +323,14 @@ def test_mutated_recipes_name_the_place(name: str, tmp_path: Path) -> None:
         place = rf"\(line {start.line + 1}, column {start.column + 1}\)"
         with pytest.raises(RecipeError, match=rf"{token.value}x {place}: expected one of .*got '{token.value}x'"):
             Recipe.load(written(tmp_path, broken))
+
+
+def test_other_things_than_recipes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="expected a name, a path, a dict or a Recipe; got NoneType"):
+        Recipe.load(None)  # type: ignore[arg-type]
+    with pytest.raises(RecipeError, match="not YAML"):
+        Recipe.load(written(tmp_path, "a: &a [*a]\n"))
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "self.yaml").write_text("extends: sub/../self.yaml\n")
+    with pytest.raises(RecipeError, match="extends itself"):
+        Recipe.load(tmp_path / "self.yaml")

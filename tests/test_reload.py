@@ -227,3 +227,23 @@ def test_fine_tuned_network_can_be_saved(tmp_path: Path) -> None:
     saved.save(tmp_path / "out")
     loaded = compress.load(build(CASES["chain"]), tmp_path / "out")
     assert same_bits(run(loaded.eval(), x), run(saved.model.eval(), x))
+
+
+def test_weights_of_another_precision_are_refused(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    compress.prune(net, {"budget": {"dims": 0.5}}, example_inputs=torch.randn(1, 4), quiet=True).save(tmp_path / "out")
+    with pytest.raises(
+        PlanError, match=r"0\.weight: the file has torch.float32, the model torch.float64; convert the model"
+    ):
+        compress.load(copy.deepcopy(net).double(), tmp_path / "out")
+
+
+def test_plan_that_keeps_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    compress.prune(net, {"budget": {"dims": 0.5}}, example_inputs=torch.randn(1, 4), quiet=True).save(tmp_path / "out")
+    path = tmp_path / "out" / "plan.json"
+    data = json.loads(path.read_text())
+    data["keep"]["0"] = [1000000]
+    path.write_text(json.dumps(data))
+    with pytest.raises(PlanError, match=r"group 0: expected kept dimensions in 0\.\.7; got others"):
+        compress.load(net, tmp_path / "out")

@@ -163,7 +163,7 @@ def test_interruption_while_saving_leaves_the_checkpoint(
 
     train, val = small()
     with monkeypatch.context() as patch, pytest.raises(Stop):
-        patch.setattr("compress.api.save_file", stop)
+        patch.setattr("compress.api.save", stop)
         compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, quiet=True)
     train, val = small()
     again = compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
@@ -257,3 +257,168 @@ def test_random_numbers_of_the_caller_are_put_back() -> None:
     assert random_state() == before
     with own_randomness(3):
         assert first == (random.random(), np.random.rand(), float(torch.rand(())))
+
+
+class Augmented(torch.utils.data.Dataset[Any]):
+    """Draws from every generator there is, in the process that reads it."""
+
+    def __init__(self) -> None:
+        self.data = digits()[0]
+
+    def __len__(self) -> int:
+        return 256
+
+    def __getitem__(self, i: int) -> Any:
+        import random
+
+        import numpy as np
+
+        x, y = self.data[i]
+        return x + 0.1 * torch.randn(()) + 0.1 * random.random() + 0.1 * np.random.rand(), y
+
+
+def augmented(workers: int) -> DataLoader[Any]:
+    return DataLoader(Augmented(), 64, shuffle=True, num_workers=workers)
+
+
+def sampled() -> DataLoader[Any]:
+    data = torch.utils.data.Subset(digits()[0], range(256))
+    sampler = torch.utils.data.RandomSampler(data, generator=torch.Generator().manual_seed(9))
+    return DataLoader(data, 64, sampler=sampler)
+
+
+class Dropping(torch.nn.Sequential):
+    """The digits' network with dropout: the training itself draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(dense(), torch.nn.Dropout(0.5))
+
+
+@pytest.mark.parametrize("kind", ["augmented", "workers", "sampler"])
+def test_loaders_that_draw_random_numbers_go_on_to_the_same_bits(kind: str, tmp_path: Path) -> None:
+    """Four batches an epoch: stops within an epoch, at its end, at the cut and within the fine-tuning."""
+    make = {"augmented": lambda: augmented(0), "workers": lambda: augmented(2), "sampler": sampled}[kind]
+    recipe = {**FULL, "finetune": {**FULL["finetune"], "best": False, "recalibrate": 2}}
+    torch.manual_seed(0)
+    model = Dropping()
+    whole = compress.prune(model, recipe, train=make(), quiet=True)
+    for after in (2, 3, 5, 8, 9, 12) if kind != "workers" else (3, 5):
+        folder = tmp_path / str(after)
+        with pytest.raises(Stop):
+            compress.prune(model, recipe, train=_like(make(), after), workdir=folder, quiet=True)
+        again = compress.prune(model, recipe, train=make(), workdir=folder, resume=True, quiet=True)
+        assert same_weights(again.model, whole.model), after
+
+
+def _like(loader: DataLoader[Any], after: int) -> Stopping:
+    stopping = Stopping(loader, after)
+    stopping.sampler = loader.sampler  # type: ignore[attr-defined]
+    return stopping
+
+
+def test_generators_of_the_loader_are_put_back() -> None:
+    loader = sampled()
+    before = loader.sampler.generator.get_state()  # type: ignore[union-attr]
+    compress.prune(dense(), FULL, train=loader, quiet=True)
+    assert torch.equal(before, loader.sampler.generator.get_state())  # type: ignore[union-attr]
+
+
+def test_stray_files_and_half_written_checkpoints_do_not_cost_the_result(tmp_path: Path) -> None:
+    train, val = small()
+    with pytest.raises(Stop):
+        compress.prune(dense(), FULL, train=Stopping(train, 9), val=val, workdir=tmp_path, quiet=True)
+    (tmp_path / ".checkpoint.safetensors.abc123").write_bytes(b"half")
+    (tmp_path / "train.log").write_text("mine")
+    train, val = small()
+    pruned = compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+    names = {p.name for p in tmp_path.iterdir()}
+    assert names == {"plan.json", "model.safetensors", "report.json", "report.html", "run.json", "train.log"}
+    assert same_weights(compress.load(dense(), tmp_path), pruned.model)
+
+
+def test_links_and_the_current_directory_serve_as_workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    recipe = {"budget": {"macs": 0.5}, "timing": {"repeats": 3}}
+    x = torch.randn(1, 1, 8, 8)
+    pruned = compress.prune(dense(), recipe, example_inputs=x, workdir=tmp_path / "link", quiet=True)
+    assert (tmp_path / "real" / "plan.json").exists()
+    pruned.save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "run.json").exists(), "a working directory stays one"
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    compress.prune(dense(), recipe, example_inputs=x, workdir=".", quiet=True)
+    assert (tmp_path / "here" / "report.json").exists()
+
+
+def test_run_that_stopped_before_it_had_anything_can_be_started_again_with_another_recipe(tmp_path: Path) -> None:
+    train, val = small()
+    with pytest.raises(compress.BudgetError):
+        impossible = {**FULL, "budget": {"macs": "1%"}}
+        compress.prune(dense(), impossible, train=train, val=val, workdir=tmp_path, quiet=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
+    compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, quiet=True)
+
+
+def test_other_data_are_noticed(tmp_path: Path) -> None:
+    train, val = small()
+    with pytest.raises(Stop):
+        compress.prune(dense(), FULL, train=Stopping(train, 9), workdir=tmp_path, quiet=True)
+    with pytest.raises(FileExistsError, match=r"belongs to another run:\n  data.val: was None, is 2"):
+        compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+    with pytest.raises(FileExistsError, match=r"data.train: was 4, is 8"):
+        compress.prune(dense(), FULL, train=loaders(32, 256)[0], workdir=tmp_path, resume=True, quiet=True)
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", "3"])
+def test_damaged_directories_are_refused_by_name(text: str, tmp_path: Path) -> None:
+    train, val = small()
+    with pytest.raises(Stop):
+        compress.prune(dense(), FULL, train=Stopping(train, 9), val=val, workdir=tmp_path, quiet=True)
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json: damaged .*; start anew in another workdir"):
+        compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+
+
+def test_resume_needs_a_workdir() -> None:
+    with pytest.raises(compress.NotReady, match="resume: there is no workdir to go on from"):
+        compress.prune(dense(), FULL, train=small()[0], resume=True, quiet=True)
+
+
+def test_iterators_cannot_be_resumed(tmp_path: Path) -> None:
+    def stream() -> Iterator[Any]:
+        for number, batch in enumerate(list(small()[0]) * 9):
+            if number == 9:
+                raise Stop
+            yield batch
+
+    with pytest.raises(Stop):
+        compress.prune(dense(), FULL, train=stream(), workdir=tmp_path, quiet=True)
+    with pytest.raises(
+        compress.NotReady, match="train: a run on an iterator, which is read only once, cannot be resumed"
+    ):
+        compress.prune(dense(), FULL, train=stream(), workdir=tmp_path, resume=True, quiet=True)
+
+
+def test_modules_with_state_of_their_own_and_buffers_that_share_memory_go_through(tmp_path: Path) -> None:
+    class Peculiar(torch.nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(dense())
+            self.register_buffer("table", torch.arange(6.0))
+            self.register_buffer("head", self.table[:2])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self[0](x) + 0 * self.head.sum()
+
+        def get_extra_state(self) -> Any:
+            return {"name": "peculiar"}
+
+        def set_extra_state(self, state: Any) -> None:
+            pass
+
+    train, val = small()
+    pruned = compress.prune(Peculiar(), FULL, train=train, val=val, workdir=tmp_path, quiet=True)
+    again = compress.load(Peculiar(), tmp_path).eval()
+    x = torch.randn(2, 1, 8, 8)
+    assert torch.equal(again(x), pruned.model.eval()(x))

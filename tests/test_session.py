@@ -89,3 +89,13 @@ def test_loss_that_is_not_a_number_stops_the_session() -> None:
     session = compress.search_session(dense(), RECIPE, example_inputs=data[0][0])
     with pytest.raises(compress.Diverged, match="search, step 1 of 8: the loss is not finite"):
         session.step((torch.full_like(data[0][0], float("nan")), data[0][1]))
+
+
+def test_finished_session_is_finished() -> None:
+    data = batches(2)
+    session = compress.search_session(dense(), RECIPE, steps=2, example_inputs=data[0][0])
+    session.step(data[0])
+    session.finish()
+    for again in (lambda: session.step(data[1]), session.finish):
+        with pytest.raises(RuntimeError, match="the session is finished; start another"):
+            again()

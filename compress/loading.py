@@ -1,0 +1,138 @@
+"""Reading loaders: how long they are, their first batch, and their batches in an order that can be taken up again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+
+from .checkpoint import own_randomness, seed_all, set_random_state
+from .display import Display
+from .fields import Length
+from .task import BatchError
+
+
+def derived(seed: int, *names: object) -> int:
+    """A seed for a purpose of its own."""
+    text = "/".join(map(str, (seed, *names)))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def length_of(loader: Any) -> int | None:
+    """How many batches a loader has, if it says so."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def steps_of(loader: Any, length: Length, where: str, display: Display) -> int:
+    """A length in steps; a loader that does not say how long it is is counted.
+
+    Raises:
+        BatchError: it can be read only once, or has no batches.
+    """
+    if length.unit == "steps":
+        return length.steps(None)
+    size = length_of(loader)
+    if size is None:
+        if isinstance(loader, Iterator):
+            raise BatchError(
+                f"{where}: {length} of an iterator that can be read only once and has no length; "
+                f'give a DataLoader, or say how long with "500 steps"'
+            )
+        with display.bar("counting the batches") as bar, own_randomness():
+            size = 0
+            for _ in loader:
+                size += 1
+                bar.advance('a stream without end needs "500 steps"' if size > 1000 else "")
+    if not size:
+        raise BatchError("train: expected at least one batch; the loader gave none")
+    return length.steps(size)
+
+
+def peek(loader: Iterable[Any], where: str) -> tuple[Any, Iterable[Any]]:
+    """The first batch, and a loader that still gives it.
+
+    Raises:
+        BatchError: there is none.
+    """
+    with own_randomness(), generators_kept(loader):
+        try:
+            first = next(iter(loader))
+        except StopIteration:
+            raise BatchError(f"{where}: expected at least one batch; the loader gave none") from None
+    return first, chain([first], loader) if isinstance(loader, Iterator) else loader
+
+
+def generators(loader: Any) -> list[torch.Generator]:
+    """Every generator that a loader and its samplers draw from."""
+    parts = getattr(loader, "parts", [loader])  # of a pair of loaders
+    found: dict[int, torch.Generator] = {}
+    for part in parts:
+        batch_sampler = getattr(part, "batch_sampler", None)
+        for owner in (part, getattr(part, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                found[id(generator)] = generator
+    return list(found.values())
+
+
+@contextmanager
+def generators_kept(loader: Any) -> Iterator[None]:
+    """A loader's own generators are put back as they were."""
+    before = [(generator, generator.get_state()) for generator in generators(loader)]
+    try:
+        yield
+    finally:
+        for generator, state in before:
+            generator.set_state(state)
+
+
+def seed_loader(loader: Any, seed: int, epoch: int) -> None:
+    """Begin an epoch: everything that shuffles or augments starts from this seed."""
+    seed_all(seed)
+    for generator in generators(loader):
+        generator.manual_seed(seed)
+    for part in getattr(loader, "parts", [loader]):
+        if hasattr(getattr(part, "sampler", None), "set_epoch"):
+            part.sampler.set_epoch(epoch)
+
+
+def batches(
+    loader: Iterable[Any], seed: int, name: str, count: int, at: dict[str, Any] | None = None
+) -> Iterator[tuple[dict[str, Any], Any]]:
+    """So many batches with their places, over as many epochs as it takes; from `at` on, if a run is taken up again.
+
+    Each epoch starts from a seed of its own. A run that is taken up reads and drops what was used of its epoch, and
+    then sets the random state that it had: what is drawn from there on is the same.
+
+    Raises:
+        BatchError: the loader gives no batch, or ends too early.
+    """
+    epoch, skip = (at["epoch"], at["inside"]) if at else (0, 0)
+    size = length_of(loader)
+    with generators_kept(loader):
+        while True:
+            seed_loader(loader, derived(seed, name, epoch), epoch)
+            reader, inside = iter(loader), 0
+            while inside < skip and next(reader, loader) is not loader:
+                inside += 1
+            if at:
+                set_random_state(at["random"])
+            at, skip = None, 0
+            for batch in reader:
+                inside += 1
+                count -= 1
+                yield {"epoch": epoch, "inside": inside, "part": inside / size if size else 0.0}, batch
+                if count == 0:
+                    return
+            if inside == 0:
+                raise BatchError(f"{name}: expected at least one batch; the loader gave none")
+            if isinstance(loader, Iterator):
+                raise BatchError(f"{name}: expected {count} batches more; the iterator ended, and is read only once")
+            epoch += 1
