@@ -71,7 +71,8 @@ def _gather(source: str | Path | Mapping[str, Any], before: tuple[str, ...]) -> 
         raise RecipeError(f"{origin}: extends{places.of(('extends',))}: expected a recipe's name or path; got {base!r}")
     here = (*before, origin if origin != "recipe" else str(folder / "recipe"))
     below, its_places, _ = _gather(base, here)
-    return _merge(below, data), Places({**its_places, **places}), origin
+    theirs = {key: place for key, place in its_places.items() if key and (places or _at(data, key) is None)}
+    return _merge(below, data), Places({**theirs, **places}), origin
 
 
 def _merge(below: Mapping[str, Any], above: Mapping[str, Any], path: Key = ()) -> dict[str, Any]:

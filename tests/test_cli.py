@@ -162,7 +162,8 @@ def test_prune_as_json_prints_the_report_and_nothing_else(monkeypatch, capsys, t
 
 
 def test_interrupted_command_exits_130_and_goes_on_with_resume(monkeypatch, capsys, tmp_path, short):
-    from compress.finetune import Tuning
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
 
     weights = tmp_path / "dense.pt"  # the same model both times
     from compress.quickstart import Network
@@ -170,7 +171,7 @@ def test_interrupted_command_exits_130_and_goes_on_with_resume(monkeypatch, caps
     torch.save(Network().state_dict(), weights)
     words = [*TRAINED, "--weights", str(weights), "--recipe", short, "--workdir", str(tmp_path / "out")]
     with monkeypatch.context() as patch:
-        patch.setattr(Tuning, "step", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr("compress.run.finetune", stop)
         code, _, err = run(monkeypatch, capsys, "prune", *words)
     assert code == 130
     assert "interrupted in stage finetune; go on with resume=True (--resume)" in err
