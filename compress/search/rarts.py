@@ -84,7 +84,7 @@ class Rarts(Scored):
             loss_p = self.loss(primary)
             found = self.gradients(loss_p, wanted)
             bound = self._bound(found[:count], self.weights, self.u)
-        self._step_u(bound)
+        self.descend(self.u_optimizer, self.u, bound)
         if exact:
             of_alpha = self.gradients(scale * self.loss(auxiliary), self.alpha)
             with self.primary():
@@ -115,11 +115,3 @@ class Rarts(Scored):
         """With the gradient of the bond, beta (mine - other)."""
         apart = torch._foreach_sub(list(mine), list(other))
         return list(torch._foreach_add(gradients, apart, alpha=self.config.beta))
-
-    @torch.no_grad()
-    def _step_u(self, gradients: list[Tensor]) -> None:
-        for u, g in zip(self.u, gradients, strict=True):
-            u.grad = g
-        if self.config.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.u, self.config.clip)
-        self.u_optimizer.step()

@@ -101,13 +101,17 @@ class Scored(Search):
         found = torch.autograd.grad(loss, list(wanted), allow_unused=True)
         return [torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)]
 
-    @torch.no_grad()
     def step_weights(self, gradients: Sequence[Tensor]) -> None:
-        for p, g in zip(self.weights, gradients, strict=True):
+        self.descend(self.optimizer, self.weights, gradients)
+
+    @torch.no_grad()
+    def descend(self, optimizer: optim.Optimizer, weights: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
+        """One step of these weights along these gradients, clipped if the recipe says so."""
+        for p, g in zip(weights, gradients, strict=True):
             p.grad = g
         if self.config.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.weights, self.config.clip)
-        self.optimizer.step()
+            torch.nn.utils.clip_grad_norm_(weights, self.config.clip)
+        optimizer.step()
 
     @torch.no_grad()
     def step_scores(self, gradients: Sequence[Tensor]) -> Tensor:
