@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .budget import choose
+from .budget import choose, smallest
 from .checkpoint import State, Store, below, own_randomness, put_, seed_all, tensors_of
 from .compensate import compensate_
 from .discover import find_groups
@@ -28,9 +28,9 @@ from .groups import Groups
 from .loading import derived, length_of, steps_of
 from .plan import Plan
 from .preflight import NotReady, Ready, make_ready
-from .recipe import Recipe
+from .recipe import Budget, Recipe
 from .report import Report, machine
-from .search import Job, Search, search_class
+from .search import Job, Line, Search, search_class
 from .shell import shell
 from .slicing import slice_
 from .split import halves
@@ -117,7 +117,8 @@ class Run:
         seed_all(derived(self.recipe.seed, "search", self.round))
         method = search_class(self.recipe.search.method)
         total = steps if steps is not None else self._share(self._lengths.get("search", 0))
-        return method(self.recipe.search, Job(self.compact, groups, self.task, total, self.recipe.seed))
+        line = self._line(groups) if len(groups) else None
+        return method(self.recipe.search, Job(self.compact, groups, self.task, total, self.recipe.seed, line))
 
     def search(self, groups: Groups) -> dict[str, Tensor]:
         """The importance of every dimension; the network has its searched weights afterwards, and no gates."""
@@ -147,7 +148,7 @@ class Run:
         left = recipe.budget.left ** ((self.round + 1) / recipe.steps)
         last = self.round + 1 == recipe.steps
         target = recipe.target if last else recipe.target.model_copy(update={"round_to": 1})  # rounded once, at the end
-        common: dict[str, Any] = {"ranking": recipe.search.ranking, "dense": self.plan.widths or None}
+        common: dict[str, Any] = {"ranking": recipe.search.ranks_by, "dense": self.plan.widths or None}
         with self.engine.stage("choose"):
             if recipe.budget.unit == "latency":
                 with self.engine.display.bar("timing candidates") as bar:
@@ -256,6 +257,22 @@ class Run:
         """This round's part of all search steps."""
         share, rest = divmod(total, self.recipe.steps)
         return max(1, share + (self.round < rest)) if total else 0
+
+    def _line(self, groups: Groups) -> Line:
+        """What would be kept if a part of this round's cut were due; latency is taken for MACs."""
+        budget, target = self.recipe.budget, self.recipe.target.model_copy(update={"round_to": 1})
+        if budget.unit == "latency":
+            budget = Budget(macs=budget.left)
+        whole = int(getattr(groups.cost, budget.unit)(groups.cost.widths))
+        end = budget.left ** (1 / self.recipe.steps)
+
+        def line(importance: dict[str, Tensor], part: float) -> dict[str, Any]:
+            room = max(1 - (1 - end) * part, smallest(groups, budget, target)) * whole
+            return choose(
+                groups, importance, budget, target, ranking="cost", dense=self.plan.widths or None, limit=room
+            )
+
+        return line
 
     def _limit(self, groups: Groups, left: float) -> float | None:
         """What this round may leave, in the budget's unit, of the dense network."""

@@ -312,8 +312,11 @@ def test_primary_weights_are_swapped_in_and_out() -> None:
     assert all(not torch.equal(a, b) for a, b in zip(apart.u, apart.weights, strict=True))
 
 
+@pytest.mark.parametrize("kind", [{"penalty": "l1_split", "gamma": 1e-3}, {}], ids=["split", "auto"])
 @pytest.mark.parametrize("method", PAIRED)
-def test_search_on_halves_resumes_to_the_same_bits(method: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_on_halves_resumes_to_the_same_bits(
+    method: str, kind: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from digits import TIMING, dense, loaders
     from test_prune import same_weights
     from test_resume import Stop, Stopping
@@ -321,7 +324,7 @@ def test_search_on_halves_resumes_to_the_same_bits(method: str, tmp_path: Any, m
     from compress import engine as engine_module
 
     monkeypatch.setattr(engine_module, "SAVE_EVERY", -1.0)
-    search = {"method": method, "epochs": "5 steps", "penalty": "l1_split", "alpha": {"lr": 0.1, "optimizer": "adamw"}}
+    search = {"method": method, "epochs": "5 steps", **kind, "alpha": {"lr": 0.1, "optimizer": "adamw"}}
     recipe = {"budget": {"macs": "50%"}, "search": search, "timing": TIMING}
     train = loaders(count=512)[0]
     whole = compress.prune(dense(), recipe, train=Stopping(train, -1), quiet=True)
@@ -395,3 +398,59 @@ def test_recipe_of_a_search_goes_round_through_plain_data() -> None:
     dumped = recipe.model_dump(mode="json", exclude_none=True)
     assert dumped["search"]["lambda"] == 0.5
     assert compress.Recipe.load(dumped) == recipe
+
+
+@pytest.mark.parametrize("unit", ["macs", "params", "dims"])
+@pytest.mark.parametrize("method", PAIRED)
+def test_what_is_cut_is_at_zero_when_the_search_ends(method: str, unit: str) -> None:
+    """With gamma: auto the cut changes nothing that the scored network computes."""
+    from digits import dense, loaders
+
+    from compress.display import Display
+    from compress.engine import Engine
+    from compress.run import Run
+
+    recipe = compress.Recipe.load(
+        {"budget": {unit: "60%"}, "search": {"method": method, "epochs": "40 steps", "lr": 0.02}}
+    )
+    train = loaders(count=512)[0]
+    run = Run(dense(), recipe, Engine(torch.device("cpu"), 0, Display(quiet=True)), train=train)
+    groups = run.find()
+    search: Any = run.begin_search(groups)
+    run.compact.train()
+    pairs = [pair for _ in range(10) for pair in halves(train, 0)][:40]
+    for one in pairs:
+        search.step(one)
+    run.compact.eval()
+    x = torch.randn(8, 1, 8, 8)
+    with torch.no_grad():
+        scored = run.compact(x)
+    alpha = {name: a.detach().clone() for name, a in search.scores.items()}
+    importance = run.end_search(search)
+    keep = run.choose(groups, importance)
+    for name, a in alpha.items():
+        dropped = torch.ones(len(a), dtype=torch.bool)
+        dropped[torch.as_tensor(keep[name])] = False
+        assert dropped.any() or len(a) == len(keep[name])
+        assert (a[dropped] == 0).all(), name
+    run.cut(groups, keep)
+    with torch.no_grad():
+        assert torch.allclose(run.compact(x), scored, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("method", PAIRED)
+def test_budget_pulls_the_planted_useless_channels(method: str, seed: int) -> None:
+    model, data, useless = planted(False, seed)
+    search = {"method": method, "epochs": 12, "lr": 0.1}
+    full = {"budget": {"dims": "75%"}, "search": search, "timing": {"repeats": 3}, "seed": seed}
+    pruned = compress.prune(model, full, train=data, quiet=True)
+    assert set(range(12)) - set(pruned.plan.keep["0"]) == useless
+
+
+def test_penalty_and_auto_do_not_go_together() -> None:
+    with pytest.raises(compress.RecipeError, match="penalty: expected a number as gamma along with it"):
+        compress.Recipe.load({"budget": {"macs": 0.5}, "search": {"method": "rarts", "epochs": 1, "penalty": "macs"}})
+    search = started("darts1", gamma="auto")
+    with pytest.raises(ValueError, match="gamma: auto follows from the budget, and there is none"):
+        search.step(pair())

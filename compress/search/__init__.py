@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..groups import Groups
     from ..task import Task
 
+Line = Callable[[dict[str, Tensor], float], dict[str, Any]]
 Ranking = Literal["auto", "cost", "global", "group"]
 RANKING = (
     "across groups: importance per unit of the budget's cost, as it is, or relative to its group's mean; "
@@ -31,6 +32,11 @@ class SearchConfig(Strict):
     ranking: Ranking = Field("global", description=RANKING)
 
     @property
+    def ranks_by(self) -> Ranking:
+        """The ranking that counts, where a setting of the search decides."""
+        return self.ranking
+
+    @property
     def length(self) -> Length | None:
         """How much of the training data the search reads; None if it needs none."""
         length = getattr(self, "epochs", None)
@@ -39,13 +45,18 @@ class SearchConfig(Strict):
 
 @dataclass
 class Job:
-    """What a search works on: a copy of the model that is its own, on the device, and how many steps it will make."""
+    """What a search works on: a copy of the model that is its own, on the device, and how many steps it will make.
+
+    `line(importance, part)` is what would be kept of each group if a part (0 to 1) of the cut were due, by this
+    importance per cost; None where nobody said what the budget is.
+    """
 
     model: nn.Module
     groups: Groups
     task: Task
     steps: int
     seed: int = 0
+    line: Line | None = None
 
 
 class Search(ABC):
