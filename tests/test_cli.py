@@ -157,7 +157,7 @@ def test_prune_as_json_prints_the_report_and_nothing_else(monkeypatch, capsys, t
     data = json.loads(out)
     assert code == 0
     assert data["recipe"]["seed"] == 3
-    assert data["pruned"]["macs"] <= 0.45 * data["dense"]["macs"]
+    assert data["pruned"]["macs"] <= 0.5 * data["dense"]["macs"]
     assert data == json.loads((tmp_path / "out" / "report.json").read_text())
 
 
