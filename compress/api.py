@@ -27,10 +27,11 @@ from .plan import Plan, PlanError
 from .preflight import NotReady, unwrapped
 from .recipe import Recipe
 from .report import Report
-from .run import IDENTITY, Run, check_workdir
+from .run import Run
 from .slicing import slice_
 from .task import Task
 from .timing import choose_by_latency
+from .workdir import IDENTITY, check_workdir
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 

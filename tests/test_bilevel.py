@@ -9,7 +9,6 @@ import pytest
 import torch
 from test_netslim import Plain, planted
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import compress
 from compress.search import Job, search_class
@@ -17,7 +16,6 @@ from compress.search.darts import Darts1, Darts2
 from compress.search.milenas import Milenas
 from compress.search.rarts import Rarts
 from compress.search.scored import Scored, hard_threshold, soft_threshold
-from compress.split import halves
 
 PAIRED = ["rarts", "darts1", "darts2", "milenas"]
 
@@ -335,47 +333,6 @@ def test_search_on_halves_resumes_to_the_same_bits(
     assert same_weights(again.model, whole.model)
 
 
-def test_halves_share_no_sample_and_keep_the_loaders_settings() -> None:
-    data = TensorDataset(torch.arange(101))
-    loader = DataLoader(
-        data, 8, shuffle=True, drop_last=True, collate_fn=lambda items: torch.stack([i[0] for i in items])
-    )
-    both: Any = halves(loader, seed=3)
-    seen = [torch.cat([pair[side] for pair in both]).tolist() for side in (0, 1)]
-    assert not set(seen[0]) & set(seen[1])
-    assert len(both) == 6
-    assert {len(batch) for pair in both for batch in pair} == {8}
-    assert seen[0] != sorted(seen[0])
-    again = [i for a, _ in halves(loader, seed=3) for i in a.tolist()]
-    assert not set(again) & set(seen[1]), "the same seed splits alike"
-
-
-def test_streams_give_their_batches_in_turn() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Any:
-            return iter(range(7))
-
-    assert list(halves([1, 2, 3, 4, 5], 0)) == [(1, 2), (3, 4)]
-    assert [(int(a), int(b)) for a, b in halves(DataLoader(Stream(), None), 0)] == [(0, 1), (2, 3), (4, 5)]
-    assert list(halves(iter([1, 2, 3]), 0)) == [(1, 2)]
-
-
-@pytest.mark.parametrize(
-    ("loader", "match"),
-    [
-        ([1], "expected at least two batches, to be split in halves; the loader gives 1"),
-        (
-            DataLoader(TensorDataset(torch.arange(1))),
-            "expected at least 2 samples, to be split in halves; the dataset has 1",
-        ),
-        (DataLoader(TensorDataset(torch.arange(9)), 8, drop_last=True), "expected at least 16 samples"),
-    ],
-)
-def test_data_too_small_to_split_are_refused(loader: Any, match: str) -> None:
-    with pytest.raises(compress.BatchError, match=match):
-        halves(loader, 0)
-
-
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
@@ -398,59 +355,3 @@ def test_recipe_of_a_search_goes_round_through_plain_data() -> None:
     dumped = recipe.model_dump(mode="json", exclude_none=True)
     assert dumped["search"]["lambda"] == 0.5
     assert compress.Recipe.load(dumped) == recipe
-
-
-@pytest.mark.parametrize("unit", ["macs", "params", "dims"])
-@pytest.mark.parametrize("method", PAIRED)
-def test_what_is_cut_is_at_zero_when_the_search_ends(method: str, unit: str) -> None:
-    """With gamma: auto the cut changes nothing that the scored network computes."""
-    from digits import dense, loaders
-
-    from compress.display import Display
-    from compress.engine import Engine
-    from compress.run import Run
-
-    recipe = compress.Recipe.load(
-        {"budget": {unit: "60%"}, "search": {"method": method, "epochs": "40 steps", "lr": 0.02}}
-    )
-    train = loaders(count=512)[0]
-    run = Run(dense(), recipe, Engine(torch.device("cpu"), 0, Display(quiet=True)), train=train)
-    groups = run.find()
-    search: Any = run.begin_search(groups)
-    run.compact.train()
-    pairs = [pair for _ in range(10) for pair in halves(train, 0)][:40]
-    for one in pairs:
-        search.step(one)
-    run.compact.eval()
-    x = torch.randn(8, 1, 8, 8)
-    with torch.no_grad():
-        scored = run.compact(x)
-    alpha = {name: a.detach().clone() for name, a in search.scores.items()}
-    importance = run.end_search(search)
-    keep = run.choose(groups, importance)
-    for name, a in alpha.items():
-        dropped = torch.ones(len(a), dtype=torch.bool)
-        dropped[torch.as_tensor(keep[name])] = False
-        assert dropped.any() or len(a) == len(keep[name])
-        assert (a[dropped] == 0).all(), name
-    run.cut(groups, keep)
-    with torch.no_grad():
-        assert torch.allclose(run.compact(x), scored, atol=1e-4)
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("method", PAIRED)
-def test_budget_pulls_the_planted_useless_channels(method: str, seed: int) -> None:
-    model, data, useless = planted(False, seed)
-    search = {"method": method, "epochs": 12, "lr": 0.1}
-    full = {"budget": {"dims": "75%"}, "search": search, "timing": {"repeats": 3}, "seed": seed}
-    pruned = compress.prune(model, full, train=data, quiet=True)
-    assert set(range(12)) - set(pruned.plan.keep["0"]) == useless
-
-
-def test_penalty_and_auto_do_not_go_together() -> None:
-    with pytest.raises(compress.RecipeError, match="penalty: expected a number as gamma along with it"):
-        compress.Recipe.load({"budget": {"macs": 0.5}, "search": {"method": "rarts", "epochs": 1, "penalty": "macs"}})
-    search = started("darts1", gamma="auto")
-    with pytest.raises(ValueError, match="gamma: auto follows from the budget, and there is none"):
-        search.step(pair())

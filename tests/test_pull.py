@@ -1,0 +1,69 @@
+"""The pull that knows the budget: what will be cut is at zero when the search ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_bilevel import PAIRED, pair, started
+from test_netslim import planted
+
+import compress
+from compress.split import halves
+
+
+@pytest.mark.parametrize("unit", ["macs", "params", "dims"])
+@pytest.mark.parametrize("method", PAIRED)
+def test_what_is_cut_is_at_zero_when_the_search_ends(method: str, unit: str) -> None:
+    """With gamma: auto the cut changes nothing that the scored network computes."""
+    from digits import dense, loaders
+
+    from compress.display import Display
+    from compress.engine import Engine
+    from compress.run import Run
+
+    recipe = compress.Recipe.load(
+        {"budget": {unit: "60%"}, "search": {"method": method, "epochs": "40 steps", "lr": 0.02}}
+    )
+    train = loaders(count=512)[0]
+    run = Run(dense(), recipe, Engine(torch.device("cpu"), 0, Display(quiet=True)), train=train)
+    groups = run.find()
+    search: Any = run.begin_search(groups)
+    run.compact.train()
+    pairs = [pair for _ in range(10) for pair in halves(train, 0)][:40]
+    for one in pairs:
+        search.step(one)
+    run.compact.eval()
+    x = torch.randn(8, 1, 8, 8)
+    with torch.no_grad():
+        scored = run.compact(x)
+    alpha = {name: a.detach().clone() for name, a in search.scores.items()}
+    importance = run.end_search(search)
+    keep = run.choose(groups, importance)
+    for name, a in alpha.items():
+        dropped = torch.ones(len(a), dtype=torch.bool)
+        dropped[torch.as_tensor(keep[name])] = False
+        assert dropped.any() or len(a) == len(keep[name])
+        assert (a[dropped] == 0).all(), name
+    run.cut(groups, keep)
+    with torch.no_grad():
+        assert torch.allclose(run.compact(x), scored, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("method", PAIRED)
+def test_budget_pulls_the_planted_useless_channels(method: str, seed: int) -> None:
+    model, data, useless = planted(False, seed)
+    search = {"method": method, "epochs": 12, "lr": 0.1}
+    full = {"budget": {"dims": "75%"}, "search": search, "timing": {"repeats": 3}, "seed": seed}
+    pruned = compress.prune(model, full, train=data, quiet=True)
+    assert set(range(12)) - set(pruned.plan.keep["0"]) == useless
+
+
+def test_penalty_and_auto_do_not_go_together() -> None:
+    with pytest.raises(compress.RecipeError, match="penalty: expected a number as gamma along with it"):
+        compress.Recipe.load({"budget": {"macs": 0.5}, "search": {"method": "rarts", "epochs": 1, "penalty": "macs"}})
+    search = started("darts1", gamma="auto")
+    with pytest.raises(ValueError, match="gamma: auto follows from the budget, and there is none"):
+        search.step(pair())
