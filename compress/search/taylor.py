@@ -25,7 +25,7 @@ class TaylorConfig(SearchConfig):
     """The squared first-order change of the loss without a dimension (Molchanov et al. 2019)."""
 
     method: Literal["taylor"] = "taylor"
-    ranking: Ranking = Field("auto", description=RANKING)
+    ranking: Ranking = Field("cost", description=RANKING)
     epochs: Length = Field(
         default_factory=lambda: Length(count=50, unit="steps"), description="how much data is read: 1, or 50 steps"
     )
