@@ -158,8 +158,8 @@ def _try_training(model: nn.Module, recipe: Recipe, task: Task, first: Any, engi
     """Make the first step of a training on a copy: what it stumbles over would be found after the search."""
     if recipe.search.length is None and recipe.finetune is None:
         return []
-    twin = copy.deepcopy(model).train()
-    twin = twin if isinstance(twin, nn.Module) else copy.deepcopy(model)  # some libraries' train() returns nothing
+    twin = copy.deepcopy(model)
+    twin.train()
     batch, stage = engine.move(first), "training" if recipe.finetune is None else "finetune"
     try:
         if recipe.finetune is not None:
