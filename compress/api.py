@@ -168,13 +168,15 @@ def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Pre
     notes: list[str] = []
     timed = budget.unit == "latency"
     least = None if timed else smallest(groups, budget, target)
-    importance = {g.name: np.linspace(1, 0, g.width) for g in groups}
+    importance = {g.name: np.linspace(1, 0, g.width, endpoint=False) for g in groups}
     try:
         if timed:
             keep, notes = choose_by_latency(model, groups, importance, budget, target, recipe.timing, example_inputs)
         else:
             keep = choose(groups, importance, budget, target)
         message = f"budget.{budget.unit} {percent(budget.left)} can be met"
+        if budget.auto:
+            message = "budget: auto is learned in the search, and shown here as the dense network"
         message += f"; the smallest reachable is {percent(least)}" if least is not None else ", as measured here"
         report = Report.of(groups, keep)
         report.notes += notes

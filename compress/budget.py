@@ -53,6 +53,11 @@ class Bounds:
         allowed: Int = np.minimum(rounded, self.full)
         return allowed
 
+    def alive(self, groups: Groups, importance: Importance) -> Int:
+        """The widths that hold every dimension of any importance."""
+        values = _checked(groups, importance)
+        return self.up(np.array([(values[name] > 0).sum() for name in groups.cost.names], dtype=np.int64))
+
 
 @dataclass(frozen=True)
 class Ladder:
@@ -101,7 +106,7 @@ def smallest(groups: Groups, budget: Budget, target: Target, dense: Mapping[str,
     Raises:
         ValueError: the budget is one of latency, or `target.bounds` are wrong.
     """
-    measure = _measure(groups, budget.unit)
+    measure = _measure(groups, "macs" if budget.auto else budget.unit)
     whole = int(measure(groups.cost.widths))
     return int(measure(Bounds.of(groups, target, dense).least)) / whole if whole else 1.0
 
@@ -110,7 +115,7 @@ def rank(groups: Groups, importance: Importance, ranking: Ranking, unit: str) ->
     """Make importance comparable across groups.
 
     `global` takes it as it is; `group` divides by the mean size of the group's; `cost` divides by the part of the
-    network's cost in the budget's unit (MACs for latency) that one dimension takes: what takes nothing comes first.
+    network's cost in the budget's unit (else in MACs) that one dimension takes: what takes nothing comes first.
     `auto` is `cost` where all are inner channels, and `group` where residual streams are cut as well, whose cost and
     importance are of another order, or where every dimension costs the same.
 
@@ -126,7 +131,7 @@ def rank(groups: Groups, importance: Importance, ranking: Ranking, unit: str) ->
         return {name: value / _mean_size(value) for name, value in values.items()}
     if ranking != "cost":
         raise ValueError(f"ranking: expected auto, cost, global or group; got {ranking!r}")
-    widths, measure = groups.cost.widths, _measure(groups, "macs" if unit == "latency" else unit)
+    widths, measure = groups.cost.widths, _measure(groups, "macs" if unit in ("latency", "auto") else unit)
     whole = int(measure(widths))
     prices = whole - measure(widths - np.eye(len(widths), dtype=np.int64))
     return {
@@ -144,6 +149,7 @@ def choose(
     ranking: Ranking = "global",
     dense: Mapping[str, int] | None = None,
     limit: float | None = None,
+    measure: Callable[[Int], Any] | None = None,
 ) -> dict[str, Int]:
     """Keep the most important dimensions over all groups that the budget has room for.
 
@@ -152,15 +158,19 @@ def choose(
     given to the groups in the order of their next best dimension.
 
     Where the groups are already cut, `dense` has the dense widths that bounds refer to, and `limit` is the cost to stay
-    within, in the budget's unit, in place of the budget's part of this network's.
+    within, in the budget's unit, in place of the budget's part of this network's. `measure` is another cost of widths.
+    With `budget: auto` all that has any importance is kept.
 
     Raises:
         BudgetError: the budget is out of reach; the message names the smallest that is not.
         ValueError: importance is missing, of another width, or not a number; `target.bounds` are wrong; the budget is
             one of latency, which is for `timing.choose_by_latency`.
     """
-    measure, bounds = _measure(groups, budget.unit), Bounds.of(groups, target, dense)
+    bounds = Bounds.of(groups, target, dense)
     ladder = Ladder.of(groups, importance, bounds, ranking, budget.unit)
+    if budget.unit == "auto":
+        return ladder.keep(bounds.alive(groups, importance))
+    measure = measure or _measure(groups, budget.unit)
     room = budget.left * int(measure(groups.cost.widths)) if limit is None else limit
     room = math.floor(room * (1 + 1e-12))  # 0.29 * 100 is a hair below 29
     if int(measure(bounds.least)) > room:

@@ -12,12 +12,9 @@ from .fields import Training
 
 
 def optimiser(
-    config: Training,
-    weights: Iterable[nn.Parameter],
-    scores: Iterable[nn.Parameter] = (),
-    score_lr: float | None = None,
+    config: Training, weights: Iterable[nn.Parameter], scores: Iterable[nn.Parameter] = ()
 ) -> optim.Optimizer:
-    """Weights with decay; biases, norms and scores without. What is frozen stays out.
+    """Weights with decay, biases and norms without, scores with what the config says. What is frozen stays out.
 
     Raises:
         ValueError: nothing in the model can be trained.
@@ -28,7 +25,7 @@ def optimiser(
     groups = [
         {"params": [p for p in weights if p.ndim > 1], "rate": config.lr, "weight_decay": config.weight_decay},
         {"params": [p for p in weights if p.ndim <= 1], "rate": config.lr, "weight_decay": 0.0},
-        {"params": scores, "rate": config.lr if score_lr is None else score_lr, "weight_decay": 0.0},
+        {"params": scores, "rate": config.lr, "weight_decay": config.weight_decay},
     ]
     groups = [g for g in groups if g["params"]]
     if not groups:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SerializeAsAny, WrapValidator, model_validator
-from pydantic.json_schema import WithJsonSchema
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, SerializeAsAny, WrapValidator, model_validator
+from pydantic.json_schema import JsonSchemaValue, WithJsonSchema
+from pydantic_core import CoreSchema
 
 from . import search as searches
 from .fields import Left, NotNegative, Positive, Share, Strict, Training, Width
 from .search import SearchConfig
 
-UNITS = ("macs", "params", "dims", "latency")
+UNITS = ("macs", "params", "dims", "latency", "auto")
 
 
 class Bound(Strict):
@@ -50,12 +51,25 @@ class Target(Strict):
 
 
 class Budget(Strict):
-    """What is left of the dense network; exactly one of these."""
+    """What is left of the dense network; exactly one of these.
+
+    `budget: auto` leaves it to the search: dimensions whose score reached zero go.
+    """
 
     macs: Left | None = None
     params: Left | None = None
     dims: Left | None = None
     latency: Left | None = Field(None, description="measured on the device of the run; see timing")
+    auto: Literal[True] | None = Field(None, description="learned; the same as `budget: auto`")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _word(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            if value != "auto":
+                raise ValueError(f"expected auto, or what is left, as {{macs: 50%}}; got {value!r}")
+            return {"auto": True}
+        return value
 
     @model_validator(mode="after")
     def _one(self) -> Budget:
@@ -70,9 +84,12 @@ class Budget(Strict):
 
     @property
     def left(self) -> float:
-        value = getattr(self, self.unit)
-        assert isinstance(value, float)
-        return value
+        """The part that may be left; all of it where it is learned."""
+        return 1.0 if self.auto else float(getattr(self, self.unit))
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"const": "auto"}, handler(schema)], "description": "what is left of the dense network"}
 
 
 class Timing(Strict):
@@ -160,6 +177,18 @@ class Recipe(Strict):
     task: str | None = Field(None, description="package.module:factory of a Task, if not classification from loaders")
     data: Data = Field(default_factory=lambda: Data())
     seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _learned(self) -> Recipe:
+        if self.budget.auto and not self.search.reaches_zero:
+            raise ValueError(
+                f"budget: auto keeps the dimensions whose score did not reach zero, and with these settings "
+                f"{self.search.method} has no scores that do. Choose rarts, netslim, milenas, darts1 or darts2 with a "
+                "number as gamma and proximal: true (or penalty: l1_split or l0_split), or give a budget"
+            )
+        if self.budget.auto and self.steps > 1:
+            raise ValueError("steps: with budget: auto there is nothing to divide into rounds; leave steps out")
+        return self
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .budget import choose, smallest
+from .budget import choose
 from .checkpoint import State, Store, below, own_randomness, put_, seed_all
 from .compensate import compensate_
 from .discover import find_groups
@@ -24,12 +25,13 @@ from .files import write_whole
 from .finetune import finetune
 from .gates import fold_
 from .groups import Groups
+from .line import Line
 from .loading import derived, length_of, steps_of
 from .plan import Plan
 from .preflight import NotReady, Ready, make_ready
-from .recipe import Budget, Recipe
+from .recipe import Recipe
 from .report import Report, machine
-from .search import Job, Line, Search, search_class
+from .search import Job, Search, search_class
 from .shell import shell
 from .slicing import slice_
 from .split import halves
@@ -102,7 +104,10 @@ class Run:
                 "target.attention: the model has no dimensions that pass through a product of activations; it has "
                 f"{' and '.join(kinds) or 'nothing to cut'}. Leave attention out, or choose a model with attention"
             )
-        if self.round == 0 and self.recipe.budget.unit != "latency":  # out of reach now is out of reach after an hour
+        if self.round == 0 and self.recipe.budget.unit not in (
+            "latency",
+            "auto",
+        ):  # out of reach now is out of reach after an hour
             equal = {g.name: np.ones(g.width) for g in groups}
             choose(groups, equal, self.recipe.budget, self.recipe.target)
         return groups
@@ -115,8 +120,12 @@ class Run:
         seed_all(derived(self.recipe.seed, "search", self.round))
         method = search_class(self.recipe.search.method)
         total = steps if steps is not None else self._share(self._lengths.get("search", 0))
-        line = self._line(groups) if len(groups) else None
-        return method(self.recipe.search, Job(self.compact, groups, self.task, total, self.recipe.seed, line))
+        job = Job(self.compact, groups, self.task, total, self.recipe.seed)
+        if len(groups):
+            here = (shell(self.compact), self.teacher, self.ready.example_inputs)
+            line = Line(self.recipe, groups, *here, self.plan.widths or None, self.round, self.engine.display)
+            job.line, job.times = None if self.recipe.budget.auto else line, lambda: line.times
+        return method(self.recipe.search, job)
 
     def search(self, groups: Groups) -> dict[str, Tensor]:
         """The importance of every dimension; the network has its searched weights afterwards, and no gates."""
@@ -166,6 +175,8 @@ class Run:
             else:
                 limit = self._limit(groups, left)
                 keep = choose(groups, importance, recipe.budget, target, limit=limit, **common)
+        if recipe.search.length is not None:
+            notes += self._gone_to_zero(importance, keep)
         self._write_down(groups, importance, keep, notes)
         return keep
 
@@ -256,21 +267,19 @@ class Run:
         share, rest = divmod(total, self.recipe.steps)
         return max(1, share + (self.round < rest)) if total else 0
 
-    def _line(self, groups: Groups) -> Line:
-        """What would be kept if a part of this round's cut were due; latency is taken for MACs."""
-        budget, target = self.recipe.budget, self.recipe.target.model_copy(update={"round_to": 1})
-        if budget.unit == "latency":
-            budget = Budget(macs=budget.left)
-        whole = int(getattr(groups.cost, budget.unit)(groups.cost.widths))
-        end = budget.left ** (1 / self.recipe.steps)
-
-        def line(importance: dict[str, Tensor], part: float) -> dict[str, Any]:
-            room = max(1 - (1 - end) * part, smallest(groups, budget, target)) * whole
-            return choose(
-                groups, importance, budget, target, ranking="cost", dense=self.plan.widths or None, limit=room
-            )
-
-        return line
+    def _gone_to_zero(self, importance: dict[str, Tensor], keep: dict[str, Any]) -> list[str]:
+        """Groups in which the search left nothing; said at once, and noted."""
+        dead = [name for name, value in importance.items() if not bool((value != 0).any())]
+        if not dead:
+            return []
+        several = len(dead) > 1
+        note = (
+            f"every score of {', '.join(dead)} came to zero: {'they keep' if several else 'it keeps'} "
+            f"{', '.join(str(len(keep[name])) for name in dead)} dimension{'s' * (several or len(keep[dead[0]]) > 1)} "
+            f"(target.min_keep). Lower gamma or the learning rate if that is not what you want"
+        )
+        warnings.warn(note, stacklevel=2)
+        return [note]
 
     def _limit(self, groups: Groups, left: float) -> float | None:
         """What this round may leave, in the budget's unit, of the dense network."""
@@ -294,7 +303,7 @@ class Run:
         now = Report.of(groups, keep)
         if self.report is None:
             self.report = now
-            if self.recipe.budget.unit != "latency":
+            if self.recipe.budget.unit not in ("latency", "auto"):
                 self.engine.facts["whole"] = self._cost(groups, groups.cost.widths)
         rows = {row.name: row for row in self.report.groups}
         for name, kept in keep.items():

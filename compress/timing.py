@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -140,7 +140,8 @@ def choose_by_latency(
 
     The number of dimensions is found by bisection on the ranking: each candidate is cut out and timed in turn with the
     dense network, for as long as it takes to tell on which side of the budget it lies, `4 * timing.repeats` pairs at
-    the most. The widest that met the budget is measured once more; if it fails then, so are narrower ones.
+    the most. The widest that met the budget is measured once more; if it fails then, so are narrower ones. Dimensions
+    of no importance are not kept for the sake of a budget that has room for them.
 
     Where `model` is already cut, `reference` is the dense network that the budget refers to (default: `model`), `dense`
     has its widths, and `left` is this round's part of its time (default: the budget's).
@@ -154,6 +155,7 @@ def choose_by_latency(
         raise ValueError(f"choose_by_latency: expected a budget of latency; got {budget.unit}")
     left = budget.left if left is None else left
     bounds = Bounds.of(groups, target, dense)
+    bounds = replace(bounds, full=bounds.alive(groups, importance))
     ladder = Ladder.of(groups, importance, bounds, ranking, budget.unit)
     if left >= 1:
         return ladder.keep(bounds.full), []
@@ -165,6 +167,34 @@ def choose_by_latency(
     widths, found = trial.confirmed(trial.widest())
     within = f"latency {found}: the budget of {percent(left)} lies within the noise"
     return ladder.keep(widths), [within] if found.high > left else []
+
+
+def shares(
+    model: nn.Module,
+    groups: Groups,
+    example_inputs: Any,
+    timing: Timing,
+    *,
+    tell: Tell | None = None,
+    clock: Clock = time.perf_counter,
+) -> dict[str, float]:
+    """The part of the network's time that one dimension of each group takes, as measured; never below zero.
+
+    Each group is cut to a half and timed in turn with the dense network: the median over pairs of runs of the time that
+    is gone, for each dimension that is.
+    """
+    inputs, found = batched(example_inputs, timing.batch_size), {}
+    everything = {g.name: np.arange(g.width) for g in groups}
+    for done, group in enumerate(groups, 1):
+        kept = np.arange(max(1, group.width // 2))
+        small = slice_(shell(model), Plan.build(model, groups, everything | {group.name: kept}))
+        race = _Race([shell(model), small], inputs, clock)
+        race.run(timing.repeats)
+        gone = max(0.0, 1 - ratio(*race.times).value)
+        found[group.name] = gone / max(1, group.width - len(kept))
+        if tell:
+            tell(f"timing {group.name}", done, len(groups))
+    return found
 
 
 class _Race:

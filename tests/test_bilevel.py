@@ -15,7 +15,8 @@ from compress.search import Job, search_class
 from compress.search.darts import Darts1, Darts2
 from compress.search.milenas import Milenas
 from compress.search.rarts import Rarts
-from compress.search.scored import Scored, hard_threshold, soft_threshold
+from compress.search.penalty import Places, hard_threshold, soft_threshold
+from compress.search.scored import Scored
 
 PAIRED = ["rarts", "darts1", "darts2", "milenas"]
 
@@ -45,8 +46,8 @@ class Example(Plain):
 
 def on_example(cls: type[Scored], steps: int = 4000, start: tuple[float, float] = (0.3, 0.2), **settings: Any) -> Any:
     class Here(cls):  # type: ignore[misc, valid-type]
-        def attach(self) -> dict[str, nn.Parameter]:
-            return {"a": self.job.model.a}
+        def attach(self) -> Places:
+            return {"a": [(self.job.model.a, torch.zeros(1, 1, dtype=torch.long))]}
 
     model = Solvable(*start)
     common = {
@@ -232,14 +233,14 @@ def test_thresholding_minimises_by_brute_force(t: float) -> None:
 @pytest.mark.parametrize("penalty", ["l1_split", "l0_split"])
 def test_splitting_draws_scores_to_their_sparse_copy(penalty: str) -> None:
     search = started("darts1", penalty=penalty, split=0.5)
-    before, sparse = fresh(search.alpha), [v.clone() for v in search.sparse]
+    before, sparse = fresh(search.alpha), [v.clone() for v in search.penalty.sparse]
     gradients = [torch.ones_like(a) for a in search.alpha]
     search.step_scores(gradients)
     threshold = soft_threshold if penalty == "l1_split" else hard_threshold
-    for a, b, v, s in zip(search.alpha, before, search.sparse, sparse, strict=True):
+    for a, b, v, s in zip(search.alpha, before, search.penalty.sparse, sparse, strict=True):
         assert torch.allclose(a, b - 0.05 * (1 + 0.5 * (b - s)), atol=1e-12)
         assert torch.equal(v, threshold(a.detach(), 0.2 / 0.5))
-    assert all((search.importance()[n][v == 0] == 0).all() for n, v in zip(search.scores, search.sparse, strict=True))
+    assert all((search.importance()[n][v == 0] == 0).all() for n, v in zip(search.places, search.penalty.sparse, strict=True))
 
 
 def test_penalty_of_macs_weighs_each_dimension_with_its_cost() -> None:
@@ -250,7 +251,7 @@ def test_penalty_of_macs_weighs_each_dimension_with_its_cost() -> None:
         less = cost.widths.copy()
         less[i] -= 1
         each.append(int(cost.macs(cost.widths) - cost.macs(less)))
-    prices = torch.tensor([float(p) for p in search.prices], dtype=torch.float64)
+    prices = torch.tensor([float(p[0]) for p in search.penalty.prices], dtype=torch.float64)
     assert torch.allclose(prices / prices[0], torch.tensor(each, dtype=torch.float64) / each[0])
     assert float((prices * torch.as_tensor(cost.widths)).sum() / cost.widths.sum()) == pytest.approx(1)
 

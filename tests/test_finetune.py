@@ -227,15 +227,15 @@ def test_schedules_against_the_formulas() -> None:
 def test_weight_decay_is_on_weights_alone_and_rates_follow_the_schedule(kind: str) -> None:
     model = dense()
     scores = [model.stem[1].weight]
-    optimizer = optimiser(training(optimizer=kind, weight_decay=0.3, lr=0.1), model.parameters(), scores, score_lr=0.7)
+    optimizer = optimiser(training(optimizer=kind, weight_decay=0.3, lr=0.1), model.parameters(), scores)
     decayed, plain, scored = optimizer.param_groups
     assert {p.ndim for p in decayed["params"]} == {2, 4}
-    assert (decayed["weight_decay"], plain["weight_decay"], scored["weight_decay"]) == (0.3, 0, 0)
+    assert (decayed["weight_decay"], plain["weight_decay"], scored["weight_decay"]) == (0.3, 0, 0.3)
     assert [id(p) for p in scored["params"]] == [id(p) for p in scores]
     count = sum(len(g["params"]) for g in optimizer.param_groups)
     assert count == len(list(model.parameters()))
     set_rate(optimizer, 0.5)
-    assert [g["lr"] for g in optimizer.param_groups] == [0.05, 0.05, 0.35]
+    assert [g["lr"] for g in optimizer.param_groups] == [0.05, 0.05, 0.05]
     for p in model.parameters():
         p.requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):

@@ -128,10 +128,10 @@ def test_types_are_strict() -> None:
 
 def test_budget_is_exactly_one() -> None:
     with pytest.raises(
-        RecipeError, match="budget: expected exactly one of macs, params, dims, latency; got macs and params"
+        RecipeError, match="budget: expected exactly one of macs, params, dims, latency, auto; got macs and params"
     ):
         Recipe.load({"budget": {"macs": 0.5, "params": 0.5}})
-    with pytest.raises(RecipeError, match="budget: expected exactly one of macs, params, dims, latency; got none"):
+    with pytest.raises(RecipeError, match="budget: expected exactly one of macs, params, dims, latency, auto; got none"):
         Recipe.load({"budget": {}})
     with pytest.raises(RecipeError, match="budget: required, and missing"):
         Recipe.load({})
@@ -287,12 +287,12 @@ def test_bounds_are_dimensions_or_parts() -> None:
 
 
 def test_wrong_words_of_a_choice_are_answered_with_the_nearest(tmp_path: Path) -> None:
-    text = "budget: {macs: 50%}\nsearch: {method: netslim, epochs: 3, update: proximl}\n"
+    text = "budget: {macs: 50%}\nsearch: {method: netslim, epochs: 3, penalty: macz}\n"
     text += "finetune:\n  epochs: 3\n  schedule: cosin\n"
     with pytest.raises(RecipeError) as caught:
         Recipe.load(written(tmp_path, text))
     assert (
-        "search.update (line 2, column 38): expected one of subgradient, proximal; got 'proximl'. Did you mean prox"
+        "search.penalty (line 2, column 38): expected one of l1, macs, latency, l1_split, l0_split; got 'macz'. Did you"
         in str(caught.value)
     )
     assert (

@@ -37,6 +37,11 @@ class SearchConfig(Strict):
         return self.ranking
 
     @property
+    def reaches_zero(self) -> bool:
+        """Whether the search itself says what goes: importance is zero there, and not by chance."""
+        return False
+
+    @property
     def length(self) -> Length | None:
         """How much of the training data the search reads; None if it needs none."""
         length = getattr(self, "epochs", None)
@@ -48,7 +53,8 @@ class Job:
     """What a search works on: a copy of the model that is its own, on the device, and how many steps it will make.
 
     `line(importance, part)` is what would be kept of each group if a part (0 to 1) of the cut were due, by this
-    importance per cost; None where nobody said what the budget is.
+    importance per cost; `times()` is the part of the network's time that a dimension of each group takes, as measured.
+    They are None where nobody said what the budget is, or how the network is called.
     """
 
     model: nn.Module
@@ -57,6 +63,7 @@ class Job:
     steps: int
     seed: int = 0
     line: Line | None = None
+    times: Callable[[], dict[str, float]] | None = None
 
 
 class Search(ABC):

@@ -47,9 +47,9 @@ class Darts1(Scored):
         self.begin()
         loss_a = self.loss(auxiliary)
         self.step_weights(self.gradients(loss_a, self.weights))
-        loss_p = self.loss(primary)
-        penalty = self.step_scores(self.gradients(loss_p, self.alpha))
-        return {"loss": loss_p.detach() + penalty, "task": loss_a.detach(), "penalty": penalty}
+        loss_p, of_alpha = self.score_gradients(primary)
+        penalty = self.step_scores(of_alpha)
+        return {"loss": loss_p + penalty, "task": loss_a.detach(), "penalty": penalty}
 
 
 @register_search("darts2")
@@ -82,7 +82,7 @@ class Darts2(Scored):
         sides = []
         for sign in (1.0, -1.0):
             self._put([b + sign * eps * d for b, d in zip(before, direction, strict=True)])
-            sides.append(self.gradients(self.loss(auxiliary), self.alpha))
+            sides.append(self.score_gradients(auxiliary)[1])
         self._put(before)
         mixed = [(p - m) / (2 * eps) for p, m in zip(*sides, strict=True)]
         return loss.detach(), [g - ahead * m for g, m in zip(of_alpha, mixed, strict=True)]

@@ -37,8 +37,7 @@ class Milenas(Scored):
         self.begin()
         loss_a = self.loss(auxiliary)
         self.step_weights(self.gradients(loss_a, self.weights))
-        of_a = self.gradients(self.loss(auxiliary), self.alpha)
-        loss_p = self.loss(primary)
-        of_p = self.gradients(self.config.lambda_ * loss_p, self.alpha)
+        _, of_a = self.score_gradients(auxiliary)
+        loss_p, of_p = self.score_gradients(primary, self.config.lambda_)
         penalty = self.step_scores([a + p for a, p in zip(of_a, of_p, strict=True)])
-        return {"loss": loss_p.detach() + penalty, "task": loss_a.detach(), "penalty": penalty}
+        return {"loss": loss_p + penalty, "task": loss_a.detach(), "penalty": penalty}

@@ -86,9 +86,9 @@ class Rarts(Scored):
             bound = self._bound(found[:count], self.weights, self.u)
         self.descend(self.u_optimizer, self.u, bound)
         if exact:
-            of_alpha = self.gradients(scale * self.loss(auxiliary), self.alpha)
+            _, of_alpha = self.score_gradients(auxiliary, scale)
             with self.primary():
-                found[count:] = self.gradients(self.loss(primary), self.alpha)
+                _, found[count:] = self.score_gradients(primary)
         penalty = self.step_scores([a + p for a, p in zip(of_alpha, found[count:], strict=True)])
         with torch.no_grad():
             apart = sum((u - w).square().sum() for u, w in zip(self.u, self.weights, strict=True))
