@@ -1,4 +1,8 @@
-"""The residual networks for CIFAR-10 of He et al., Deep residual learning for image recognition, 2015, section 4.2."""
+"""Networks for CIFAR of two papers by He et al.
+
+`CifarResNet`: Deep residual learning for image recognition, 2015, section 4.2.
+`PreResNet`: Identity mappings in deep residual networks, 2016, with bottlenecks, as network slimming prunes it.
+"""
 
 from __future__ import annotations
 
@@ -57,3 +61,64 @@ def cifar_resnet(name: str, data: Path) -> CifarResNet:
     model = CifarResNet(int(name.removeprefix("resnet")))
     model.load_state_dict(torch.load(data / "models" / f"{name}.pt", weights_only=True))
     return model.eval()
+
+
+class PreBottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolutions, batch norm and ReLU before each; the shortcut takes the block's raw input."""
+
+    def __init__(self, inside: int, planes: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(inside)
+        self.conv1 = nn.Conv2d(inside, planes, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(planes)
+        self.conv2 = nn.Conv2d(planes, planes, 3, stride, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(planes)
+        self.conv3 = nn.Conv2d(planes, 4 * planes, 1, bias=False)
+        same = stride == 1 and inside == 4 * planes
+        self.shortcut = nn.Identity() if same else nn.Conv2d(inside, 4 * planes, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.conv1(F.relu(self.bn1(x)))
+        out = self.conv2(F.relu(self.bn2(out)))
+        out = self.conv3(F.relu(self.bn3(out)))
+        return out + self.shortcut(x)
+
+
+class PreResNet(nn.Module):
+    """Three stages of 16, 32 and 64 inner channels and four times as many outer ones, (depth - 2) / 9 blocks each.
+
+    Raises:
+        ValueError: no number of blocks has this depth.
+    """
+
+    def __init__(self, depth: int, classes: int = 10) -> None:
+        super().__init__()
+        blocks, rest = divmod(depth - 2, 9)
+        if blocks < 1 or rest:
+            raise ValueError(f"depth: expected 9 n + 2, such as 20 or 164; got {depth}")
+        self.conv1 = nn.Conv2d(3, 16, 3, 1, 1, bias=False)
+        self.layer1 = self._stage(16, 16, blocks, 1)
+        self.layer2 = self._stage(64, 32, blocks, 2)
+        self.layer3 = self._stage(128, 64, blocks, 2)
+        self.bn = nn.BatchNorm2d(256)
+        self.linear = nn.Linear(256, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    @staticmethod
+    def _stage(inside: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
+        rest = [PreBottleneck(4 * planes, planes, 1) for _ in range(blocks - 1)]
+        return nn.Sequential(PreBottleneck(inside, planes, stride), *rest)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
+        return self.linear(F.relu(self.bn(x)).mean((2, 3)))
+
+
+def preresnet164(classes: int = 10) -> PreResNet:
+    return PreResNet(164, classes)
+
+
+def preresnet164_cifar100() -> PreResNet:
+    return PreResNet(164, 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -165,6 +166,7 @@ def main() -> None:
 
     Exit codes: 1 the budget cannot be met, 2 something to mend, 130 interrupted.
     """
+    sys.path.insert(0, "")  # package.module:factory is looked for from here, as with python -m
     try:
         app()
     except Exception as error:

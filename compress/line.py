@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,7 +15,7 @@ from .budget import Bounds, Int, choose, smallest
 from .display import Display
 from .groups import Groups
 from .recipe import Recipe
-from .timing import choose_by_latency, shares
+from .timing import Clock, choose_by_latency, shares
 
 SCALE = 10**9  # times are counted in parts of the dense network's
 
@@ -31,6 +32,7 @@ class Line:
     dense: Mapping[str, int] | None  # its widths, where `model` is already cut
     round: int
     display: Display
+    clock: Clock = time.perf_counter
 
     def __call__(self, importance: dict[str, Tensor], part: float) -> dict[str, Any]:
         recipe, groups = self.recipe, self.groups
@@ -45,7 +47,11 @@ class Line:
         if part < 1:
             limit = max(due * SCALE, self._time(Bounds.of(groups, target, self.dense).least))
             return choose(groups, worth, recipe.budget, target, limit=limit, measure=self._time, **common)
-        common |= {"reference": self.reference, "left": recipe.budget.left ** ((self.round + 1) / recipe.steps)}
+        common |= {
+            "clock": self.clock,
+            "reference": self.reference,
+            "left": recipe.budget.left ** ((self.round + 1) / recipe.steps),
+        }
         with self.display.bar("timing candidates") as bar:
             return choose_by_latency(
                 self.model,
@@ -64,7 +70,7 @@ class Line:
         """The part of the network's time that one dimension of each group takes; measured once."""
         with self.display.bar("timing the groups") as bar:
             tell = lambda text, done, total: bar.to(done, text, total)  # noqa: E731
-            return shares(self.model, self.groups, self.inputs, self.recipe.timing, tell=tell)
+            return shares(self.model, self.groups, self.inputs, self.recipe.timing, tell=tell, clock=self.clock)
 
     def _time(self, kept: Int) -> int:
         """What the network would take with these widths, if each dimension takes what it took."""

@@ -131,7 +131,9 @@ def test_budget_is_exactly_one() -> None:
         RecipeError, match="budget: expected exactly one of macs, params, dims, latency, auto; got macs and params"
     ):
         Recipe.load({"budget": {"macs": 0.5, "params": 0.5}})
-    with pytest.raises(RecipeError, match="budget: expected exactly one of macs, params, dims, latency, auto; got none"):
+    with pytest.raises(
+        RecipeError, match="budget: expected exactly one of macs, params, dims, latency, auto; got none"
+    ):
         Recipe.load({"budget": {}})
     with pytest.raises(RecipeError, match="budget: required, and missing"):
         Recipe.load({})

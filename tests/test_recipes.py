@@ -28,6 +28,12 @@ def _cifar() -> nn.Module:
     return CifarResNet(8)
 
 
+def _preresnet() -> nn.Module:
+    from benchmarks.models import PreResNet
+
+    return PreResNet(20)
+
+
 def _digits() -> nn.Module:
     from compress.quickstart import Network
 
@@ -39,6 +45,11 @@ RUNS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "quickstart": (_digits, (1, 8, 8), 10),
     "resnet_cifar_netslim": (_cifar, (3, 32, 32), 10),
     "mobilenetv2_netslim": (lambda: torchvision.models.mobilenet_v2(num_classes=10), (3, 64, 64), 10),
+    "mobilenetv2_rarts_auto": (lambda: torchvision.models.mobilenet_v2(num_classes=10), (3, 64, 64), 10),
+    "preresnet164_cifar10_40": (_preresnet, (3, 32, 32), 10),
+    "preresnet164_cifar10_60": (_preresnet, (3, 32, 32), 10),
+    "preresnet164_cifar100_40": (_preresnet, (3, 32, 32), 10),
+    "preresnet164_cifar100_60": (_preresnet, (3, 32, 32), 10),
     "resnet50_imagenet_netslim": (lambda: torchvision.models.resnet50(num_classes=10), (3, 64, 64), 10),
 }
 
@@ -55,8 +66,13 @@ def test_recipe_runs_in_shortened_form(name: str) -> None:
         if (full.search.length if section == "search" else full.finetune) is not None:
             short[section] = {"epochs": "2 steps"}
     pruned = compress.prune(model, short, train=data, val=data, quiet=True)
-    report = pruned.report
-    assert getattr(report.pruned, full.budget.unit) <= full.budget.left * getattr(report.dense, full.budget.unit)
+    report, unit = pruned.report, full.budget.unit
+    if unit == "auto":
+        assert report.pruned.macs <= report.dense.macs
+    elif unit == "dims":
+        assert sum(g.kept for g in report.groups) <= full.budget.left * sum(g.width for g in report.groups)
+    else:
+        assert getattr(report.pruned, unit) <= full.budget.left * getattr(report.dense, unit)
     shorter = Recipe.load(short)
     assert (
         shorter.model_copy(

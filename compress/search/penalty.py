@@ -7,10 +7,12 @@
     l0_split  v = S(alpha, gamma / split) or H(alpha, gamma / split), which is zero where it should be
 
 The first three are stepped on by their sub-gradient, which goes to and fro around zero, or with `proximal` by
-soft thresholding after the step on the loss, which reaches it (eta is the learning rate of the scores):
+soft thresholding after the step on the loss, which reaches it:
 
     alpha <- optimiser step on dL/dalpha + gamma c sign(alpha)
     alpha <- S(optimiser step on dL/dalpha, eta gamma c),  S(a, t) = sign(a) max(|a| - t, 0)
+
+where eta is the rate at which a steady gradient moves the scores: their learning rate, over 1 - momentum with sgd.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class Penalty:
             for v, a in zip(self.sparse, self.alpha, strict=True):
                 v.copy_(threshold(a, gamma / split))
         elif proximal:
-            eta = optimizer.param_groups[0]["lr"]
+            scores = optimizer.param_groups[0]
+            eta = scores["lr"] / (1 - scores.get("momentum", 0.0))
             for a, price in zip(self.alpha, self.prices, strict=True):
                 a.copy_(soft_threshold(a, eta * gamma * price))
         return self.value()

@@ -1,0 +1,197 @@
+"""Penalties with a price for each dimension, scores that reach zero, and a budget that is learned."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from digits import dense, loaders
+from test_bilevel import PAIRED, fresh, pair, started
+from test_netslim import Plain, planted
+from test_timing import TAKES, Clock, network
+from torch import Tensor, nn
+
+import compress
+from compress.display import Display
+from compress.line import Line
+from compress.recipe import Recipe, Timing
+from compress.search import Job, search_class
+from compress.search.penalty import Penalty, soft_threshold
+from compress.timing import choose_by_latency, shares
+
+TRAINED = [*PAIRED, "netslim"]
+
+
+def batch_for(method: str) -> Any:
+    return pair() if search_class(method).reads == 2 else pair()[0]
+
+
+@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("penalty", ["l1", "macs"])
+def test_proximal_step_is_soft_thresholding_after_the_step_on_the_loss(method: str, penalty: str) -> None:
+    """The same step without penalty, thresholded by the learning rate, gamma and the dimension's price."""
+    free, search = (started(method, gamma=g, penalty=penalty, proximal=True) for g in (0.0, 8.0))
+    for one in (free, search):
+        one.step(batch_for(method))
+    zeros = 0
+    for a, b, price in zip(search.alpha, free.alpha, search.penalty.prices, strict=True):
+        assert torch.allclose(a, soft_threshold(b.detach(), 0.05 * 8.0 * price), rtol=0, atol=1e-12)
+        zeros += int((a == 0).sum())
+    assert zeros > 0
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_proximal_steps_come_to_the_minimum_whatever_the_momentum(momentum: float) -> None:
+    """min (a - c)^2 / 2 + gamma |a| has the solution S(c, gamma)."""
+    config = search_class("netslim").Config.model_validate(
+        {"method": "netslim", "epochs": 1, "gamma": 0.4, "proximal": True, "momentum": momentum, "lr": 0.01}
+    )
+    c = torch.tensor([-2.0, -0.3, 0.1, 0.41, 1.5], dtype=torch.float64)
+    a = nn.Parameter(torch.ones(5, dtype=torch.float64))
+    penalty = Penalty(config, [a], {"a": [(a, torch.arange(5)[:, None])]}, None)  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD([a], lr=0.01, momentum=momentum, nesterov=momentum > 0)
+    for step in range(2000):
+        penalty.step_(optimizer, [a.detach() - c], step)
+    assert torch.allclose(a.detach(), soft_threshold(c, 0.4), atol=1e-6)
+
+
+def test_each_dimension_takes_its_part_of_the_time() -> None:
+    """On a clock that goes by widths alone."""
+    clock = Clock()
+    model, x = network(clock, (40, 24), idle=36 * TAKES), torch.randn(2, 8)
+    groups = compress.find_groups(model, x)
+    told: list[tuple[int, int]] = []
+    found = shares(
+        model, groups, x, Timing(repeats=5), clock=clock, tell=lambda text, done, total: told.append((done, total))
+    )
+    assert found == pytest.approx({"first": 0.01, "second": 0.01})
+    assert told == [(1, 2), (2, 2)]
+
+
+def test_measured_time_is_the_price_of_the_latency_penalty() -> None:
+    model = network(Clock())
+    groups = compress.find_groups(model, torch.randn(2, 8))
+    config = search_class("darts1").Config.model_validate(
+        {"method": "darts1", "epochs": 1, "gamma": 0.5, "penalty": "latency"}
+    )
+    search: Any = search_class("darts1")(
+        config, Job(model, groups, Plain(), 3, times=lambda: {"first": 0.003, "second": 0.001})
+    )
+    first, second = (float(p[0]) for p in search.penalty.prices)
+    assert first / second == pytest.approx(3)
+    assert (40 * first + 24 * second) / 64 == pytest.approx(1)
+    assert float(search.penalty.value()) == pytest.approx(0.5 * 64)
+    assert set(search.state()) == {"price0", "price1"}, "a resumed search goes on with the prices that it had"
+    with pytest.raises(ValueError, match="latency is measured on the network, and nobody said how"):
+        search_class("darts1")(config, Job(network(Clock()), groups, Plain(), 3))
+
+
+def test_latency_penalty_runs_end_to_end() -> None:
+    train, val = loaders(count=256)
+    search = {"method": "netslim", "epochs": "4 steps", "gamma": 1e-3, "penalty": "latency"}
+    recipe = {"budget": {"macs": "60%"}, "search": search, "timing": {"repeats": 3}}
+    pruned = compress.prune(dense(), recipe, train=train, val=val, quiet=True)
+    assert pruned.report.pruned.macs <= 0.6 * pruned.report.dense.macs
+
+
+@pytest.mark.parametrize("part", [0.4, 0.7])
+def test_pull_ends_where_a_budget_of_latency_will_cut(part: float) -> None:
+    """On a clock that goes by widths: what is kept meets the budget, what is cut is at zero."""
+    clock = Clock()
+    model, x = network(clock).double(), torch.randn(16, 8, dtype=torch.float64)
+    groups = compress.find_groups(model, x)
+    recipe = Recipe.load(
+        {
+            "budget": {"latency": part},
+            "search": {"method": "netslim", "epochs": "40 steps", "lr": 0.01},
+            "timing": {"repeats": 4},
+        }
+    )
+    line = Line(recipe, groups, compress.shell.shell(model), model, x, None, 0, Display(quiet=True), clock)
+    reference = compress.shell.shell(model)
+    search: Any = search_class("netslim")(recipe.search, Job(model, groups, Plain(), 40, line=line))
+    y = torch.randn(16, 4, dtype=torch.float64)
+    for _ in range(40):
+        search.step((x, y))
+    importance = search.importance()
+    plain = compress.gates.fold_(model)
+    args = (plain, groups, importance, recipe.budget, recipe.target, recipe.timing, x)
+    keep, _ = choose_by_latency(*args, ranking="cost", reference=reference, clock=clock)
+    left = sum(map(len, keep.values())) / 64
+    assert part - 0.05 < left <= part
+    for name, value in importance.items():
+        assert set(np.flatnonzero(value.numpy())) == set(keep[name].tolist())
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("method", TRAINED)
+@pytest.mark.parametrize("how", [{"proximal": True}, {"penalty": "l1_split", "split": 0.5}])
+def test_learned_budget_drops_the_planted_useless_channels(how: dict[str, Any], method: str, seed: int) -> None:
+    """Nobody says how many: the scores of channels that carry nothing come to zero, and those alone."""
+    model, data, useless = planted(False, seed)
+    search = {"method": method, "epochs": 40, "lr": 0.1, "schedule": "constant", "momentum": 0, "gamma": 0.05, **how}
+    recipe = {"budget": "auto", "search": search, "timing": {"repeats": 3}, "seed": seed}
+    pruned = compress.prune(model, recipe, train=data, quiet=True)
+    assert set(range(12)) - set(pruned.plan.keep["0"]) == useless
+
+
+def test_group_whose_scores_all_reach_zero_keeps_the_least_and_is_named_once() -> None:
+    train, val = loaders(count=256)
+    search = {"method": "netslim", "epochs": "6 steps", "lr": 0.01, "gamma": 1e4, "proximal": True, "score": "gate"}
+    recipe = {
+        "budget": "auto",
+        "search": search,
+        "target": {"include": ["re:stage1.0.*"], "min_keep": 3},
+        "timing": {"repeats": 3},
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pruned = compress.prune(dense(), recipe, train=train, val=val, quiet=True)
+    said = [str(w.message) for w in caught if "came to zero" in str(w.message)]
+    (name,) = pruned.plan.keep
+    assert said == [
+        f"every score of {name} came to zero: it keeps 3 dimensions (target.min_keep). " + said[0].split(". ")[1]
+    ]
+    assert said[0] in pruned.report.notes
+    assert len(pruned.plan.keep[name]) == 3
+
+
+@pytest.mark.parametrize(
+    ("search", "match"),
+    [
+        ({"method": "magnitude"}, "with these settings magnitude has no scores that do"),
+        ({"method": "rarts", "epochs": 1}, "with these settings rarts has no scores that do"),
+        ({"method": "netslim", "epochs": 1, "gamma": 1e-3}, "with a number as gamma and proximal: true"),
+    ],
+)
+def test_learned_budget_needs_scores_that_reach_zero(search: dict[str, Any], match: str) -> None:
+    with pytest.raises(compress.RecipeError, match=match):
+        Recipe.load({"budget": "auto", "search": search})
+
+
+def test_learned_budget_is_read_and_written_and_shown() -> None:
+    search = {"method": "rarts", "epochs": 1, "gamma": 1e-3, "proximal": True}
+    recipe = Recipe.load({"budget": "auto", "search": search})
+    assert Recipe.load(recipe.model_dump(mode="json", exclude_none=True)) == recipe
+    with pytest.raises(
+        compress.RecipeError, match=r"budget: expected auto, or what is left, as {macs: 50%}; got 'atuo'"
+    ):
+        Recipe.load({"budget": "atuo", "search": search})
+    with pytest.raises(compress.RecipeError, match="nothing to divide into rounds"):
+        Recipe.load({"budget": "auto", "search": search, "steps": 2})
+    seen = compress.preview(dense(), recipe, example_inputs=torch.randn(1, 1, 8, 8))
+    assert seen.reachable and "budget: auto is learned in the search" in seen.message
+    assert seen.report.pruned.macs == seen.report.dense.macs
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_decay_of_the_scores_is_what_the_recipe_says(method: str) -> None:
+    plain, decayed = (started(method, gamma=0.0, weight_decay=0.5, alpha={"weight_decay": d}) for d in (0.0, 0.3))
+    before: list[Tensor] = fresh(plain.alpha)
+    for one in (plain, decayed):
+        one.step(batch_for(method))
+    for a, b, start in zip(decayed.alpha, plain.alpha, before, strict=True):
+        assert torch.allclose(a, b - 0.05 * 0.3 * start, rtol=0, atol=1e-12)
