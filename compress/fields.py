@@ -145,3 +145,10 @@ class Training(Strict):
     milestones: tuple[Share, ...] = Field((0.5, 0.75), description="where `step` divides the rate by ten", strict=False)
     warmup: Share = Field(0.0, description="part of the training over which the rate rises from zero")
     clip: Positive | None = Field(None, description="largest norm of the gradients")
+
+
+class Teaching(Strict):
+    """Knowledge distillation from the dense model: KL of its softened predictions (Xue 2022, 4.2.1)."""
+
+    temperature: Positive = 4.0
+    weight: NotNegative = Field(0.5, description="loss = task loss + weight * KL(teacher / T, student / T)")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -24,13 +23,10 @@ class Gate(nn.Module):
         self.groups = groups
         self.scores = nn.ParameterList(scores)
         self.dim, self.view = dim, [-1 if d == dim else 1 for d in range(ndim)]
-        self.on_input = False  # whether the factor is on what the layer reads just now
         self.register_buffer("index", index, persistent=False)  # position -> place in [1, scores...]
         self.register_buffer("one", torch.ones(1, dtype=scores[0].dtype, device=index.device), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        if self.on_input:
-            return weight
         scaled = weight * self.factor(weight.dtype).view(self.view)
         if not torch.is_grad_enabled():  # products choose their kernel by this flag, and kernels round differently
             scaled.requires_grad_(weight.requires_grad)
@@ -118,56 +114,3 @@ def fold_(model: nn.Module) -> nn.Module:
             if key in module._parameters:
                 module._parameters[key] = module._parameters.pop(key)
     return model
-
-
-@contextmanager
-def on_inputs(model: nn.Module) -> Iterator[None]:
-    """Inside, gates of plain convolutions and linear layers multiply what the layer reads, not its columns.
-
-    The function is the same up to rounding. The gradient of the scores then needs none of the layer's weights, which is
-    what makes it cheap where the weights are frozen. Weights that other code reads keep their gates.
-    """
-    hooks = []
-    for module in model.modules():
-        found = [(gate, where) for gate in _gates_of(module) if (where := _read_at(module, gate)) is not None]
-        for gate, where in found:
-            hooks.append(module.register_forward_pre_hook(_scale_input(gate, where)))
-            hooks.append(module.register_forward_hook(_let_go(gate), always_call=True))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _gates_of(module: nn.Module) -> list[Gate]:
-    chain = getattr(module, "parametrizations", {})
-    return [gate for gate in chain["weight"] if isinstance(gate, Gate)] if "weight" in chain else []
-
-
-def _read_at(module: nn.Module, gate: Gate) -> int | None:
-    """The dimension of the module's input that the gate's columns read; None if its own code may do otherwise."""
-    if gate.dim != 1:
-        return None
-    if type(module).forward is nn.Linear.forward:
-        return -1
-    for rank, kind in enumerate((nn.Conv1d, nn.Conv2d, nn.Conv3d), 1):
-        if type(module).forward is kind.forward and isinstance(module, kind) and module.groups == 1:
-            return -1 - rank
-    return None
-
-
-def _scale_input(gate: Gate, where: int) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
-    def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        gate.on_input = True
-        x, *rest = inputs
-        return (x * gate.factor(x.dtype).view(-1, *[1] * (-1 - where)), *rest)
-
-    return hook
-
-
-def _let_go(gate: Gate) -> Callable[..., None]:
-    def hook(*_: object) -> None:
-        gate.on_input = False
-
-    return hook

@@ -11,7 +11,7 @@ from pydantic.json_schema import JsonSchemaValue, WithJsonSchema
 from pydantic_core import CoreSchema
 
 from . import search as searches
-from .fields import Left, NotNegative, Positive, Share, Strict, Training, Width
+from .fields import Left, NotNegative, Share, Strict, Teaching, Training, Width
 from .search import SearchConfig
 
 UNITS = ("macs", "params", "dims", "latency", "auto")
@@ -99,11 +99,9 @@ class Timing(Strict):
     repeats: int = Field(30, ge=3, description="runs of each network, taken in turn; the median counts")
 
 
-class Distill(Strict):
-    """Knowledge distillation from the dense model: KL of its softened predictions (Xue 2022, 4.2.1)."""
+class Distill(Teaching):
+    """Distillation of predictions, and of features where they are named."""
 
-    temperature: Positive = 4.0
-    weight: NotNegative = Field(0.5, description="loss = task loss + weight * KL(teacher / T, student / T)")
     features: tuple[str, ...] = Field((), description="modules whose outputs are to agree, too", strict=False)
     feature_weight: NotNegative = Field(1.0, description="of their mean squared difference, relative to the teacher's")
 

@@ -120,7 +120,7 @@ class Run:
         seed_all(derived(self.recipe.seed, "search", self.round))
         method = search_class(self.recipe.search.method)
         total = steps if steps is not None else self._share(self._lengths.get("search", 0))
-        job = Job(self.compact, groups, self.task, total, self.recipe.seed)
+        job = Job(self.compact, groups, self.task, total, self.recipe.seed, teacher=self.teacher)
         if len(groups):
             here = (shell(self.compact), self.teacher, self.ready.example_inputs)
             line = Line(self.recipe, groups, *here, self.plan.widths or None, self.round, self.engine.display)

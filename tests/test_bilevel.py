@@ -158,7 +158,7 @@ def test_lagrangian_of_a_network_never_rises_below_the_step_sizes_of_theorem_2_2
                 float(loss_at(search, list(w), search.alpha, batch).detach())
                 for w, batch in ((search.u, data[0]), (search.weights, data[1]))
             )
-            apart = sum(float((u - w).square().sum()) for u, w in zip(search.u, search.weights, strict=True))
+            apart = sum(float((u - w).detach().square().sum()) for u, w in zip(search.u, search.weights, strict=True))
             values.append(primary + lam * auxiliary + beta / 2 * apart)
             if step % 20 == 0 and faster == 1:
                 steepest = max(steepest, task.curvature(search, list(search.weights), data[1]))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import compress
 from compress import Plan
-from compress.gates import Gate, attach_, fold_, on_inputs, scores
+from compress.gates import attach_, fold_, scores
 
 
 def chain(seed: int = 0) -> nn.Sequential:
@@ -235,62 +235,3 @@ def test_memory_for_the_backward_pass_does_not_grow_with_activations(batch: int)
     attach_(model, groups_of(case.name))
     assert saved_bytes(model, x) - plain <= size  # the weights that carry scores, as they were
     assert plain > 4 * size or batch < 16  # activations are what counts here
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_gates_on_inputs_are_the_same_function_with_the_same_gradients(name: str) -> None:
-    """Function and gradients of the scores, on the whole table; frozen weights ask for no gradient of theirs."""
-    model, x = build(CASES[name]), example(CASES[name])
-    made = attach_(model, groups_of(name))
-    if not made:
-        pytest.skip("nothing to score")
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for score in made.values():
-            score.copy_(torch.randn(score.shape, generator=generator))
-
-    def at() -> tuple[list[Tensor], list[Tensor]]:
-        outputs = tensors_of(model(x))
-        total = torch.stack([o.square().sum() for o in outputs]).sum()
-        found = torch.autograd.grad(total, list(made.values()), allow_unused=True)
-        return outputs, [torch.zeros_like(s) if g is None else g for s, g in zip(made.values(), found, strict=True)]
-
-    expected, gradients = at()
-    known = {id(s) for s in made.values()}
-    for p in model.parameters():
-        p.requires_grad_(id(p) in known)
-    with on_inputs(model):
-        got, here = at()
-    assert distance([o.detach() for o in got], [o.detach() for o in expected]) < 1e-10
-    for g, h in zip(gradients, here, strict=True):
-        assert torch.allclose(g, h, rtol=1e-9, atol=1e-12)
-    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
-    assert not any(m.on_input for m in model.modules() if isinstance(m, Gate))
-    assert same_bits(tensors_of(model(x)), expected)
-
-
-def test_gates_on_inputs_let_go_when_the_network_stumbles() -> None:
-    model, x = chain(), images()
-    attach_(model, compress.find_groups(model, x))
-    expected = run(model, x)
-    with pytest.raises(RuntimeError), on_inputs(model):
-        model(x[:, :2])
-    assert same_bits(run(model, x), expected)
-
-
-def test_weight_that_other_code_reads_keeps_its_gate() -> None:
-    """One layer is called, and its weight is read by a function, too: both see the scores, once."""
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        h = self.first(x).relu()
-        return self.second(h) + F.linear(h, self.second.weight)
-
-    torch.manual_seed(0)
-    model = Net(forward, first=nn.Linear(5, 6), second=nn.Linear(6, 3)).double()
-    x = torch.randn(4, 5, dtype=torch.float64)
-    made = attach_(model, compress.find_groups(model, x))
-    with torch.no_grad():
-        made["first"].copy_(torch.randn(6))
-    expected = run(model, x)
-    with on_inputs(model):
-        assert distance(run(model, x), expected) < 1e-12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from digits import dense, loaders
 from test_bilevel import PAIRED, fresh, pair, started
+from test_bilevel import network as small
 from test_netslim import Plain, planted
 from test_timing import TAKES, Clock, network
 from torch import Tensor, nn
@@ -185,6 +187,42 @@ def test_learned_budget_is_read_and_written_and_shown() -> None:
     seen = compress.preview(dense(), recipe, example_inputs=torch.randn(1, 1, 8, 8))
     assert seen.reachable and "budget: auto is learned in the search" in seen.message
     assert seen.report.pruned.macs == seen.report.dense.macs
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_dense_model_teaches_in_the_search_and_is_asked_once_a_batch(method: str) -> None:
+    """The same step as with a loss that has the distillation written into it."""
+    asked: list[Any] = []
+
+    class Taught(Plain):
+        def loss(self, outputs: Any, batch: Any) -> Tensor:
+            with torch.no_grad():
+                teacher = other(batch[0])
+            return super().loss(outputs, batch) + 0.7 * (outputs - teacher).square().mean()
+
+    torch.manual_seed(9)
+    other = copy.deepcopy(small()).eval()
+    with torch.no_grad():
+        other[5].bias.add_(torch.randn(4))
+    ours, theirs = (started(method, **more) for more in ({"distill": {"weight": 0.7}}, {}))
+    with pytest.raises(ValueError, match="there is no dense model to learn from"):
+        ours.step(batch_for(method))
+    ours.done = 0
+    ours.job.teacher, theirs.job.task = copy.deepcopy(other), Taught()
+    ours.job.teacher.register_forward_hook(lambda *_: asked.append(None))
+    for one in (ours, theirs):
+        one.step(batch_for(method))
+    assert len(asked) == ours.reads
+    for p, q in zip(ours.job.model.parameters(), theirs.job.model.parameters(), strict=True):
+        assert torch.allclose(p, q, rtol=0, atol=1e-12)
+
+
+def test_teacher_of_a_search_comes_with_the_recipe() -> None:
+    train, val = loaders(count=256)
+    search = {"method": "rarts", "epochs": "3 steps", "distill": {"temperature": 4, "weight": 8}}
+    recipe = {"budget": {"macs": "60%"}, "search": search, "timing": {"repeats": 3}}
+    pruned = compress.prune(dense(), recipe, train=train, val=val, quiet=True)
+    assert pruned.report.recipe["search"]["distill"] == {"temperature": 4.0, "weight": 8.0}
 
 
 @pytest.mark.parametrize("method", TRAINED)

@@ -54,7 +54,8 @@ class Job:
 
     `line(importance, part)` is what would be kept of each group if a part (0 to 1) of the cut were due, by this
     importance per cost; `times()` is the part of the network's time that a dimension of each group takes, as measured.
-    They are None where nobody said what the budget is, or how the network is called.
+    `teacher` is the dense model. They are None where nobody said what the budget is, how the network is called, or
+    what it came from.
     """
 
     model: nn.Module
@@ -64,6 +65,7 @@ class Job:
     seed: int = 0
     line: Line | None = None
     times: Callable[[], dict[str, float]] | None = None
+    teacher: nn.Module | None = None
 
 
 class Search(ABC):

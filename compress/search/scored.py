@@ -14,9 +14,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn, optim
 
-from ..fields import NotNegative, Positive, Share, Strict, Training
-from ..gates import attach_, on_inputs
+from ..fields import NotNegative, Positive, Share, Strict, Teaching, Training
+from ..gates import attach_
 from ..groups import Group
+from ..lean import lean
 from ..optimise import optimiser, rate, set_rate
 from . import Job, Ranking, Search, SearchConfig
 from .penalty import Penalty, Places
@@ -40,7 +41,7 @@ class Rates(Strict):
 class ScoreRates(Rates):
     """How the scores are trained; what is left out is as for the weights, but for the decay."""
 
-    weight_decay: NotNegative = 0.0  # type: ignore[assignment]
+    weight_decay: NotNegative = 0.0
 
 
 class ScoredConfig(SearchConfig, Training):
@@ -55,6 +56,7 @@ class ScoredConfig(SearchConfig, Training):
     penalty: Literal["l1", "macs", "latency", "l1_split", "l0_split"] = Field("l1", description="what is penalised")
     proximal: bool = Field(False, description="l1, macs and latency by soft thresholding, which reaches zero exactly")
     split: Positive = Field(1.0, description="strength of the bond between scores and their sparse copy, if split")
+    distill: Teaching | None = Field(None, description="learn from the dense model in the search, too")
     alpha: ScoreRates = Field(default_factory=lambda: ScoreRates(), description="training of the scores")
 
     @model_validator(mode="after")
@@ -83,6 +85,7 @@ class Scored(Search):
 
     def __init__(self, config: Any, job: Job) -> None:
         super().__init__(config, job)
+        self._answers: dict[int, Any] = {}
         self.places = self.attach()
         self.alpha: list[nn.Parameter] = list({id(a): a for here in self.places.values() for a, _ in here}.values())
         known = {id(a) for a in self.alpha}
@@ -108,13 +111,29 @@ class Scored(Search):
         return self.penalty.state()
 
     def loss(self, batch: Any) -> Tensor:
-        return self.job.task.loss(self.job.task.forward(self.job.model, batch), batch)
+        """The task's loss, and what the dense model has to say about it."""
+        task, distill = self.job.task, self.config.distill
+        outputs = task.forward(self.job.model, batch)
+        loss = task.loss(outputs, batch)
+        if distill is not None:
+            loss = loss + distill.weight * task.distil(outputs, self._taught(batch), distill.temperature)
+        return loss
+
+    @torch.no_grad()
+    def _taught(self, batch: Any) -> Any:
+        """What the dense model says of a batch, asked once in a step."""
+        if self.job.teacher is None:
+            raise ValueError("distill: there is no dense model to learn from; use compress.prune")
+        if id(batch) not in self._answers:
+            self._answers[id(batch)] = self.job.task.forward(self.job.teacher, batch)
+        return self._answers[id(batch)]
 
     def begin(self) -> None:
         """Set the rates of this step."""
         set_rate(self.optimizer, rate(self.config, self.done, self.job.steps))
         set_rate(self.score_optimizer, rate(self.rates, self.done, self.job.steps))
         self.done += 1
+        self._answers.clear()
 
     def gradients(self, loss: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
         """Of these and of nothing else."""
@@ -123,7 +142,7 @@ class Scored(Search):
 
     def score_gradients(self, batch: Any, scale: float = 1.0) -> tuple[Tensor, list[Tensor]]:
         """The loss on a batch, and scale times its gradient with respect to the scores; none of weights is computed."""
-        with self._frozen(), on_inputs(self.job.model):
+        with self._frozen(), lean(self.job.model):
             loss = self.loss(batch)
             return loss.detach(), self.gradients(scale * loss, self.alpha)
 

@@ -1,0 +1,135 @@
+"""RARTS and its rivals on CIFAR-10: ResNet-20, half of its multiply-adds left, right after the cut and fine-tuned.
+
+    python -m benchmarks.cifar [--data FOLDER] [--seeds 3] [--workers 2]
+
+Every search reads the same number of batches, and every compact network is fine-tuned alike, with the dense one as its
+teacher; a search that trains has that teacher, too. Methods on pairs (rarts, darts1, milenas) make half as many steps,
+on pairs of batches. `all steps`: the same total, spent on fine-tuning as far as the method leaves it. Fixed gamma is l1
+of that strength, auto the pull that follows from the budget.
+
+Settings were chosen on images of the training split that are not trained on (`--validate` measures there); the table is
+measured on test images that no choice has seen. A run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch.utils.data import DataLoader, TensorDataset
+
+import compress
+
+from . import data, results
+from .models import cifar_resnet
+from .ranking import Flipped
+
+BATCH, SEARCH, TUNE = 64, 200, 300  # batches that a search and a fine-tuning read
+TEACHER = {"temperature": 4, "weight": 8}
+TRAINED = {"lr": 0.02, "distill": TEACHER}
+PAIRED = TRAINED | {"epochs": f"{SEARCH // 2} steps"}
+JOINT = TRAINED | {"epochs": f"{SEARCH} steps"}
+FIXED = {"ranking": "cost"}
+METHODS: dict[str, dict[str, Any]] = {
+    "random": {"method": "random"},
+    "magnitude": {"method": "magnitude"},
+    "taylor": {"method": "taylor", "epochs": f"{SEARCH} steps"},
+    "magnitude, all steps": {"method": "magnitude"},
+    "taylor, all steps": {"method": "taylor", "epochs": "50 steps"},
+    "netslim, fixed": JOINT | FIXED | {"method": "netslim", "gamma": 1e-3},
+    "darts1, fixed": PAIRED | FIXED | {"method": "darts1", "gamma": 1e-3},
+    "milenas, fixed": PAIRED | FIXED | {"method": "milenas", "gamma": 1e-3},
+    "rarts, fixed": PAIRED | FIXED | {"method": "rarts", "gamma": 1e-3},
+    "netslim, auto": JOINT | {"method": "netslim"},
+    "darts1, auto": PAIRED | {"method": "darts1"},
+    "milenas, auto": PAIRED | {"method": "milenas"},
+    "rarts, auto": PAIRED | {"method": "rarts"},
+}
+MORE = {"magnitude, all steps": SEARCH, "taylor, all steps": SEARCH - 50}  # steps that go to fine-tuning instead
+
+
+def recipe(name: str, seed: int) -> dict[str, Any]:
+    tune = {"epochs": f"{TUNE + MORE.get(name, 0)} steps", "lr": 0.01, "distill": TEACHER, "best": False}
+    return {
+        "budget": {"macs": "50%"},
+        "search": METHODS[name],
+        "finetune": tune,
+        "timing": {"repeats": 3},
+        "seed": seed,
+    }
+
+
+def loaders(folder: Path, validate: bool) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Training batches with crops and flips, and 5000 images to measure on."""
+    train = Flipped(*data.cifar10(folder, "train", 20000))
+    held = data.cifar10(folder, "train", 5000, 45000) if validate else data.cifar10(folder, "test", 5000)
+    return DataLoader(train, BATCH, shuffle=True, drop_last=True), DataLoader(TensorDataset(*held), 500)
+
+
+def one(job: tuple[str, int, Path, bool]) -> dict[str, Any]:
+    """A whole pruning."""
+    name, seed, folder, validate = job
+    torch.set_num_threads(1)
+    train, val = loaders(folder, validate)
+    dense = cifar_resnet("resnet20", folder).to(memory_format=torch.channels_last)
+    report = compress.prune(dense, recipe(name, seed), train=train, val=val, device="cpu", quiet=True).report
+    return {
+        "method": name,
+        "seed": seed,
+        "dense": report.dense.metrics["accuracy"],
+        "sliced": report.sliced["accuracy"],
+        "tuned": report.pruned.metrics["accuracy"],
+        "macs": report.pruned.macs / report.dense.macs,
+        "seconds": {stage: round(seconds, 1) for stage, seconds in report.seconds.items()},
+    }
+
+
+def rows_of(options: argparse.Namespace, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """What is not yet known, as it comes."""
+    done = {(row["method"], row["seed"]) for row in known}
+    names = [name for name in METHODS if options.only in name]
+    wanted = [(name, seed) for seed, name in product(range(options.seeds), names) if (name, seed) not in done]
+    jobs = [(name, seed, options.data, options.validate) for name, seed in wanted]
+    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
+        yield from pool.imap_unordered(one, jobs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    data.add_option(parser)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--only", default="", help="methods whose name has this in it")
+    parser.add_argument("--validate", action="store_true", help="measure on training images, to choose settings")
+    options = parser.parse_args()
+    file = "cifar_validation" if options.validate else "cifar"
+    rows: list[dict[str, Any]] = results.load(file).get("rows", [])
+    settings = {"batch": BATCH, "search_batches": SEARCH, "finetune_batches": TUNE, "methods": METHODS, "more": MORE}
+    for row in rows_of(options, list(rows)):
+        rows.append(row)
+        print(row, flush=True)
+        results.save(file, settings | {"rows": rows})
+    table = Table("method", "right after the cut", "after fine-tuning", "seeds", "seconds of search and fine-tuning")
+    for name in METHODS:
+        mine = [row for row in rows if row["method"] == name]
+        if mine:
+            spent = [row["seconds"].get("search", 0) + row["seconds"].get("finetune", 0) for row in mine]
+            measured = [_mean([row[key] for row in mine]) for key in ("sliced", "tuned")]
+            table.add_row(name, *measured, str(len(mine)), f"{mean(spent):.0f}")
+    results.console().print(table)
+
+
+def _mean(values: list[float]) -> str:
+    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * mean(values):.1f}{spread}"
+
+
+if __name__ == "__main__":
+    main()
