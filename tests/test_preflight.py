@@ -12,6 +12,7 @@ from digits import RECIPE, dense, loaders
 from torch import Tensor, nn
 
 import compress
+from compress.checkpoint import Store
 from compress.data import loaders as loaders_by_name
 from compress.recipe import Data
 
@@ -73,6 +74,29 @@ def test_loss_that_stops_being_a_number_names_step_and_terms(stage: str, tmp_pat
     pattern = rf"{stage}, step \d+ of \d+: the loss is not finite \(loss .*task .*\)\. Lower its lr"
     text = refused(pattern, recipe, train=train, error=compress.Diverged, workdir=tmp_path)
     assert "start anew (in another workdir" in text
+
+
+def test_every_term_of_a_bilevel_loss_is_named_and_the_last_good_checkpoint_stays(tmp_path: Path) -> None:
+    """The second half of the data turns into NaN after five steps; what was saved before is whole, and can be read."""
+    train, _ = loaders()
+    images, labels = next(iter(train))
+    good = [(images, labels)] * 10
+    bad = [*good, (images, labels), (images * math.nan, labels)]
+
+    class Saving(Store):
+        def save(self, tensors: Any, facts: Any) -> None:
+            assert all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point())
+            super().save(tensors, facts)
+
+    recipe = {**RECIPE, "search": {"method": "rarts", "epochs": "6 steps", "lr": 0.01}}
+    pattern = r"search, step 6 of 6: .*loss nan, primary [\d.]+, auxiliary nan, penalty"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("compress.run.Store", Saving)
+        patch.setattr("compress.engine.Engine._due", lambda self: True)
+        refused(pattern, recipe, train=bad, error=compress.Diverged, workdir=tmp_path)
+    found = Store(tmp_path).load()
+    assert found is not None
+    assert found[1]["done"] >= 1
 
 
 def test_attention_is_not_looked_for_in_a_network_without() -> None:
