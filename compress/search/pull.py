@@ -20,9 +20,9 @@ from torch import Tensor, nn, optim
 from . import Job
 from .penalty import soft_threshold
 
-MEMORY = 0.95  # of the running mean of what a dimension is worth
-MOVING = 0.6  # part of the search over which the budget's line moves
-PULL = 0.2  # part of the search that a score takes from one to zero
+MEMORY = 0.98  # of the running mean of what a dimension is worth
+MOVING = 0.5  # part of the search over which the budget's line moves
+PULL = 0.4  # part of the search that a score takes from one to zero
 LOOKS = 100  # times that the line is drawn anew
 
 
