@@ -56,7 +56,7 @@ class Bounds:
     def alive(self, groups: Groups, importance: Importance) -> Int:
         """The widths that hold every dimension of any importance."""
         values = _checked(groups, importance)
-        return self.up(np.array([(values[name] > 0).sum() for name in groups.cost.names], dtype=np.int64))
+        return self.up(np.array([(values[name] != 0).sum() for name in groups.cost.names], dtype=np.int64))
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .gates import Gate
 
-CONVOLUTIONS = {nn.Conv1d: F.conv1d, nn.Conv2d: F.conv2d, nn.Conv3d: F.conv3d}
+CONVOLUTIONS: tuple[type[Any], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 @contextmanager
@@ -55,18 +55,20 @@ def _only_gate(module: nn.Module) -> Gate | None:
 
 def _plain(module: Any) -> bool:
     """Whether it is a frozen linear layer or convolution that does what torch's own does."""
-    if module.parametrizations.weight.original.requires_grad or (module.bias is not None and module.bias.requires_grad):
-        return False
-    if type(module).forward is nn.Linear.forward:
-        return True
-    known = any(type(module).forward is kind.forward for kind in CONVOLUTIONS)
-    return known and module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if type(module).forward is not nn.Linear.forward:
+        same = [k for k in CONVOLUTIONS if type(module).forward is k.forward]
+        if not same or type(module)._conv_forward is not same[0]._conv_forward:
+            return False
+        if module.groups != 1 or module.padding_mode != "zeros" or isinstance(module.padding, str):
+            return False
+    tensors = (module.parametrizations.weight.original, module.bias)
+    return not any(t.requires_grad for t in tensors if t is not None)
 
 
 def _read(module: Any, gate: Gate, x: Tensor) -> Tensor:
     weight = module.parametrizations.weight.original
     kernel = weight.ndim - 2
-    if kernel and x.ndim != weight.ndim:  # an image without a batch
+    if x.ndim != weight.ndim if kernel else x.ndim < 2:  # an image or a vector without a batch
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     settings = (module.stride, module.padding, module.dilation) if kernel else None
     read: Tensor = _Read.apply(x, gate.factor(weight.dtype), weight, module.bias, settings)

@@ -72,7 +72,7 @@ def page(report: Report) -> str:
     method = (report.recipe.get("search") or {}).get("method")
     title = f"Pruned by {method}" if method else "Pruned"
     for unit, left in (report.recipe.get("budget") or {}).items():
-        title += f" to {100 * left:.4g}% of the {UNITS.get(unit, unit)}" if isinstance(left, (int, float)) else ""
+        title += f" to {100 * left:.4g}% of the {UNITS.get(unit, unit)}" if isinstance(left, float) else ""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of letters that matplotlib's font lacks: the browser draws them
         matplotlib.rcdefaults()

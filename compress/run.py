@@ -29,13 +29,13 @@ from .line import Line
 from .loading import derived, length_of, steps_of
 from .plan import Plan
 from .preflight import NotReady, Ready, make_ready
-from .recipe import Recipe
+from .recipe import Budget, Recipe
 from .report import Report, machine
 from .search import Job, Search, search_class
 from .shell import shell
 from .slicing import slice_
 from .split import halves
-from .timing import batched, choose_by_latency, compare
+from .timing import batched, check_reach, choose_by_latency, compare
 from .workdir import IDENTITY, check_workdir
 
 
@@ -110,6 +110,10 @@ class Run:
         ):  # out of reach now is out of reach after an hour
             equal = {g.name: np.ones(g.width) for g in groups}
             choose(groups, equal, self.recipe.budget, self.recipe.target)
+        if self.round == 0 and self.recipe.budget.unit == "latency" and self.recipe.search.length is not None:
+            with self.engine.display.bar("timing the narrowest network"):
+                here = (self.recipe.budget, self.recipe.target, self.recipe.timing, self.ready.example_inputs)
+                check_reach(self.compact, groups, *here)
         return groups
 
     def begin_search(self, groups: Groups, steps: int | None = None) -> Search:
@@ -124,7 +128,9 @@ class Run:
         if len(groups):
             here = (shell(self.compact), self.teacher, self.ready.example_inputs)
             line = Line(self.recipe, groups, *here, self.plan.widths or None, self.round, self.engine.display)
-            job.line, job.times = None if self.recipe.budget.auto else line, lambda: line.times
+            if self.recipe.budget.unit not in ("latency", "auto"):
+                line.limit = self._limit(groups, self._left)
+            job.line, job.times = None if self.recipe.budget.auto else line, line.times
         return method(self.recipe.search, job)
 
     def search(self, groups: Groups) -> dict[str, Tensor]:
@@ -146,18 +152,22 @@ class Run:
         importance = {name: value.detach().double().cpu() for name, value in search.importance().items()}
         fold_(self.compact)
         self.compact.eval()
+        for p in self.compact.parameters():
+            p.grad = None
         return importance
 
     def choose(self, groups: Groups, importance: dict[str, Tensor]) -> dict[str, Any]:
         """What is kept after this round."""
         recipe = self.recipe
         notes: list[str] = []
-        left = recipe.budget.left ** ((self.round + 1) / recipe.steps)
+        left = self._left
         last = self.round + 1 == recipe.steps
         target = recipe.target if last else recipe.target.model_copy(update={"round_to": 1})  # rounded once, at the end
         common: dict[str, Any] = {"ranking": recipe.search.ranks_by, "dense": self.plan.widths or None}
         with self.engine.stage("choose"):
-            if recipe.budget.unit == "latency":
+            if recipe.budget.unit == "latency" and recipe.search.settles:
+                keep = choose(groups, importance, Budget(auto=True), target, **common)
+            elif recipe.budget.unit == "latency":
                 with self.engine.display.bar("timing candidates") as bar:
                     keep, notes = choose_by_latency(
                         self.compact,
@@ -175,7 +185,7 @@ class Run:
             else:
                 limit = self._limit(groups, left)
                 keep = choose(groups, importance, recipe.budget, target, limit=limit, **common)
-        if recipe.search.length is not None:
+        if hasattr(recipe.search, "gamma"):
             notes += self._gone_to_zero(importance, keep)
         self._write_down(groups, importance, keep, notes)
         return keep
@@ -280,6 +290,12 @@ class Run:
         )
         warnings.warn(note, stacklevel=2)
         return [note]
+
+    @property
+    def _left(self) -> float:
+        """The part of the dense network that this round may leave."""
+        left: float = self.recipe.budget.left ** ((self.round + 1) / self.recipe.steps)
+        return left
 
     def _limit(self, groups: Groups, left: float) -> float | None:
         """What this round may leave, in the budget's unit, of the dense network."""

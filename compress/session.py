@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,12 @@ class Session:
         """
         self._check_open()
         run, self._finished = self._run, True
+        if self.done < self.steps and run.recipe.search.settles:
+            warnings.warn(
+                f"the session was to make {self.steps} steps and made {self.done}: scores that are to be cut have not "
+                "come to zero yet, so the cut changes what the network computes",
+                stacklevel=2,
+            )
         importance = run.end_search(self._search)
         run.cut(self.groups, run.choose(self.groups, importance))
         run.engine.facts["sliced"] = run.engine.evaluate(run.task, run.compact)

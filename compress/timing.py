@@ -178,23 +178,46 @@ def shares(
     tell: Tell | None = None,
     clock: Clock = time.perf_counter,
 ) -> dict[str, float]:
-    """The part of the network's time that one dimension of each group takes, as measured; never below zero.
+    """The part of the network's time that one dimension of each group takes, as measured.
 
-    Each group is cut to a half and timed in turn with the dense network: the median over pairs of runs of the time that
-    is gone, for each dimension that is.
+    Each group is cut to a half and timed in turn with the dense network, until it is clear that it takes less, four
+    times `timing.repeats` at the most: the median over pairs of runs of the time that is gone, for each dimension that
+    is. Where it does not become clear, the dimension's part of the multiply-adds stands in.
     """
-    inputs, found = batched(example_inputs, timing.batch_size), {}
+    inputs, found, cost = batched(example_inputs, timing.batch_size), {}, groups.cost
     everything = {g.name: np.arange(g.width) for g in groups}
     for done, group in enumerate(groups, 1):
-        kept = np.arange(max(1, group.width // 2))
-        small = slice_(shell(model), Plan.build(model, groups, everything | {group.name: kept}))
-        race = _Race([shell(model), small], inputs, clock)
-        race.run(timing.repeats)
-        gone = max(0.0, 1 - ratio(*race.times).value)
-        found[group.name] = gone / max(1, group.width - len(kept))
+        kept = max(1, group.width // 2)
+        widths = np.where(np.array(cost.names) == group.name, kept, cost.widths)
+        gone = 1 - int(cost.macs(widths)) / max(1, int(cost.macs(cost.widths)))
+        if kept < group.width:
+            small = slice_(shell(model), Plan.build(model, groups, everything | {group.name: np.arange(kept)}))
+            measured = _until(_Race([shell(model), small], inputs, clock), timing.repeats, 0, lambda r: r.high < 1)
+            gone = 1 - measured.value if measured.high < 1 else gone
+        found[group.name] = gone / max(1, group.width - kept)
         if tell:
             tell(f"timing {group.name}", done, len(groups))
     return found
+
+
+def check_reach(
+    model: nn.Module, groups: Groups, budget: Budget, target: Target, timing: Timing, example_inputs: Any
+) -> None:
+    """Time the narrowest network that the target allows.
+
+    Raises:
+        BudgetError: the budget of latency is out of reach, or the noise is too large to tell.
+    """
+    if budget.left >= 1 or not len(groups):
+        return
+    equal = {g.name: np.ones(g.width) for g in groups}
+    ladder = Ladder.of(groups, equal, Bounds.of(groups, target), "global", budget.unit)
+    inputs = batched(example_inputs, timing.batch_size)
+    clock = time.perf_counter
+    trial = _Trial(model, shell(model), groups, ladder, inputs, budget.left, timing.repeats, clock, None, True)
+    trial.tell_apart()
+    if not trial.passes(0):
+        raise BudgetError(trial.out_of_reach(*trial.known.values()))
 
 
 class _Race:
@@ -233,6 +256,17 @@ class _Race:
     @property
     def times(self) -> list[Times]:
         return [Times(tuple(samples)) for samples in self.samples]
+
+
+def _until(race: _Race, repeats: int, fewest: int, clear: Callable[[Ratio], bool]) -> Ratio:
+    """Run two networks in turn until it is clear, four times `repeats` at the most."""
+    looks = {max(FEWEST, fewest, math.ceil(repeats * part)) for part in (0.25, 0.5, 1, 2, 4)}
+    for look in sorted(looks):
+        race.run(look - len(race.samples[0]))
+        found = ratio(*race.times)
+        if clear(found):
+            break
+    return found
 
 
 @dataclass
@@ -274,14 +308,14 @@ class _Trial:
             BudgetError: not even the narrowest network is.
         """
         low, high = 0, self.ladder.top
-        if not self._passes(low):
-            raise BudgetError(self._out_of_reach(*self.known.values()))
-        if not self.whole and self._passes(high):
+        if not self.passes(low):
+            raise BudgetError(self.out_of_reach(*self.known.values()))
+        if not self.whole and self.passes(high):
             return high
         high, most = high - 1, len(self.known) + HALVINGS
         while low < high and len(self.known) < most:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._passes(middle) else (low, middle - 1)
+            low, high = (middle, high) if self.passes(middle) else (low, middle - 1)
         return low
 
     def confirmed(self, rung: int) -> tuple[Int, Ratio]:
@@ -299,9 +333,9 @@ class _Trial:
                 if found.value <= self.left:
                     return widths, found
             rung = max(0, rung - (max(1, self.ladder.top >> HALVINGS) << step))
-        raise BudgetError(self._out_of_reach(*again.values()))
+        raise BudgetError(self.out_of_reach(*again.values()))
 
-    def _passes(self, rung: int) -> bool:
+    def passes(self, rung: int) -> bool:
         widths = self.ladder.widths(rung)
         key = tuple(widths)
         if key not in self.known:
@@ -316,16 +350,9 @@ class _Trial:
 
     def _against(self, candidate: nn.Module, fewest: int, clear: Callable[[Ratio], bool]) -> Ratio:
         """Run the dense network and a candidate in turn until it is clear, four times `repeats` at the most."""
-        race = _Race([self.dense, candidate], self.inputs, self.clock)
-        looks = {max(FEWEST, fewest, math.ceil(self.repeats * part)) for part in (0.25, 0.5, 1, 2, 4)}
-        for look in sorted(looks):
-            race.run(look - len(race.samples[0]))
-            found = ratio(*race.times)
-            if clear(found):
-                break
-        return found
+        return _until(_Race([self.dense, candidate], self.inputs, self.clock), self.repeats, fewest, clear)
 
-    def _out_of_reach(self, *measured: Ratio) -> str:
+    def out_of_reach(self, *measured: Ratio) -> str:
         best = min(measured, key=lambda found: found.value)
         return (
             f"budget.latency: {percent(self.left)} of the dense network's time cannot be reached; the smallest "

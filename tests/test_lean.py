@@ -79,6 +79,48 @@ def test_weight_that_other_code_reads_keeps_its_gate() -> None:
         assert distance(run(model, x), expected) < 1e-12
 
 
+class Doubled(nn.Conv2d):
+    """Its forward is torch's, and what that calls is not."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return 2 * super()._conv_forward(x, weight, bias)
+
+
+class Bare(nn.Module):
+    """A layer of one's own, without any bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)
+
+
+@pytest.mark.parametrize("kind", ["doubled", "bare", "vector", "image"])
+def test_layers_of_other_kinds_are_left_as_they_are(kind: str) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), Bare() if kind == "bare" else nn.Linear(6, 3))
+    x = torch.randn(4, 5, dtype=torch.float64)
+    call: Any = lambda x: torch.stack([model(row) for row in x]) if kind == "vector" else model(x)  # noqa: E731
+    if kind in ("doubled", "image"):
+        last = Doubled(6, 3, 1) if kind == "doubled" else nn.Conv2d(6, 3, 1)
+        model, x = nn.Sequential(nn.Conv2d(2, 6, 1), nn.ReLU(), last), torch.randn(4, 2, 5, 5, dtype=torch.float64)
+        call = (lambda x: torch.stack([model(image) for image in x])) if kind == "image" else call
+    made = attach_(model.double(), compress.find_groups(model, x))
+    with torch.no_grad():
+        made["0"].copy_(torch.randn(6))
+    expected = call(x)
+    (gradient,) = torch.autograd.grad(expected.square().sum(), [made["0"]])
+    for p in model.parameters():
+        p.requires_grad_(p is made["0"])
+    with lean(model):
+        found = call(x)
+        (here,) = torch.autograd.grad(found.square().sum(), [made["0"]])
+    assert torch.allclose(found, expected, atol=1e-12)
+    assert torch.allclose(here, gradient, atol=1e-9)
+
+
 def test_weights_that_are_trained_get_their_gradients_inside_as_well() -> None:
     model, x = chain(), images()
     attach_(model, compress.find_groups(model, x))

@@ -22,6 +22,7 @@ from compress.line import Line
 from compress.recipe import Recipe, Timing
 from compress.search import Job, search_class
 from compress.search.penalty import Penalty, soft_threshold
+from compress.shell import shell
 from compress.timing import choose_by_latency, shares
 
 TRAINED = [*PAIRED, "netslim"]
@@ -112,8 +113,8 @@ def test_pull_ends_where_a_budget_of_latency_will_cut(part: float) -> None:
             "timing": {"repeats": 4},
         }
     )
-    line = Line(recipe, groups, compress.shell.shell(model), model, x, None, 0, Display(quiet=True), clock)
-    reference = compress.shell.shell(model)
+    line = Line(recipe, groups, shell(model), model, x, None, 0, Display(quiet=True), clock=clock)
+    reference = shell(model)
     search: Any = search_class("netslim")(recipe.search, Job(model, groups, Plain(), 40, line=line))
     y = torch.randn(16, 4, dtype=torch.float64)
     for _ in range(40):
@@ -166,12 +167,95 @@ def test_group_whose_scores_all_reach_zero_keeps_the_least_and_is_named_once() -
     [
         ({"method": "magnitude"}, "with these settings magnitude has no scores that do"),
         ({"method": "rarts", "epochs": 1}, "with these settings rarts has no scores that do"),
-        ({"method": "netslim", "epochs": 1, "gamma": 1e-3}, "with a number as gamma and proximal: true"),
+        ({"method": "netslim", "epochs": 1, "gamma": 1e-3}, "number as gamma and proximal: true"),
+        ({"method": "netslim", "epochs": 1, "gamma": 0, "proximal": True}, "netslim has no scores that do"),
     ],
 )
 def test_learned_budget_needs_scores_that_reach_zero(search: dict[str, Any], match: str) -> None:
     with pytest.raises(compress.RecipeError, match=match):
         Recipe.load({"budget": "auto", "search": search})
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        (
+            {"gamma": "foo"},
+            r"recipe: 1 thing to mend\n  search.gamma: expected auto, or a number that is not below zero",
+        ),
+        ({"gamma": -1}, r"recipe: 1 thing to mend\n  search.gamma: expected auto, or a number that is not below zero"),
+        ({"alpha": {"momentum": 1}}, r"search.alpha.momentum: .*less than 1"),
+        ({"u": {"momentum": 1}}, r"search.u.momentum: .*less than 1"),
+    ],
+)
+def test_impossible_settings_are_found_when_the_recipe_is_read(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(compress.RecipeError, match=match):
+        Recipe.load({"budget": {"macs": 0.5}, "search": {"method": "rarts", "epochs": 1, **settings}})
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_what_the_loss_does_not_use_is_not_decayed(method: str) -> None:
+    search = started(method, weight_decay=0.5)
+    aside = nn.Parameter(torch.ones(3, 3, dtype=torch.float64))
+    search.weights.append(aside)
+    search.optimizer.param_groups[0]["params"].append(aside)
+    if method == "rarts":
+        search.u.append(nn.Parameter(aside.detach().clone()))
+        search.u_optimizer.param_groups[0]["params"].append(search.u[-1])
+    search.step(batch_for(method))
+    assert torch.equal(aside, torch.ones_like(aside))
+
+
+def test_time_that_cannot_be_told_from_noise_is_taken_for_that_of_the_multiply_adds() -> None:
+    class Still(Clock):
+        def passes(self, seconds: float) -> None:
+            self.now += 1.0
+
+    clock = Still()
+    model, x = network(clock), torch.randn(2, 8)
+    groups = compress.find_groups(model, x)
+    found = shares(model, groups, x, Timing(repeats=3), clock=clock)
+    dense_macs = 8 * 40 + 40 * 24 + 24 * 4
+    assert found["first"] == pytest.approx((8 + 24) / dense_macs)
+    assert found["second"] == pytest.approx((40 + 4) / dense_macs)
+
+
+def test_times_of_a_budget_of_latency_are_kept_for_a_resumed_search() -> None:
+    recipe = Recipe.load({"budget": {"latency": 0.5}, "search": {"method": "netslim", "epochs": 1}})
+    clock = Clock()
+    model, x = network(clock), torch.randn(2, 8)
+    groups = compress.find_groups(model, x)
+    here = (shell(model), model, x, None, 0, Display(quiet=True))
+    line = Line(recipe, groups, *here, clock=clock)
+    search: Any = search_class("netslim")(recipe.search, Job(model, groups, Plain(), 40, line=line))
+    times = search.state()["times"]
+    assert times.isnan().all()
+    line.times()
+    assert torch.allclose(times, torch.full((2,), 1 / 64, dtype=torch.float64))
+    times.copy_(torch.tensor([0.1, 0.2]))
+    runs = clock.runs
+    assert line.times() == pytest.approx({"first": 0.1, "second": 0.2})
+    assert clock.runs == runs
+
+
+def test_budget_of_latency_out_of_reach_is_found_before_the_search() -> None:
+    train, _ = loaders(count=256)
+
+    class Counting(compress.Classification):
+        steps = 0
+
+        def loss(self, outputs: Any, batch: Any) -> Tensor:
+            type(self).steps += outputs.requires_grad
+            return super().loss(outputs, batch)
+
+    recipe = {
+        "budget": {"latency": "1%"},
+        "search": {"method": "netslim", "epochs": 1},
+        "timing": {"repeats": 3, "batch_size": 32},
+    }
+    with pytest.raises(compress.BudgetError, match=r"budget\.latency: 1% "):
+        compress.prune(dense(), recipe, task=Counting(train), quiet=True)
+    assert Counting.steps <= 1, "the trial step alone"
 
 
 def test_learned_budget_is_read_and_written_and_shown() -> None:

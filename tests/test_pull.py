@@ -15,7 +15,7 @@ from compress.split import halves
 
 @pytest.mark.parametrize("unit", ["macs", "params", "dims"])
 @pytest.mark.parametrize("method", [*PAIRED, "netslim"])
-def test_what_is_cut_is_at_zero_when_the_search_ends(method: str, unit: str) -> None:
+def test_what_is_cut_is_at_zero_when_the_search_ends(method: str, unit: str, round_to: int = 1) -> None:
     """With gamma: auto the cut changes nothing that the scored network computes."""
     from digits import dense, loaders
 
@@ -24,7 +24,11 @@ def test_what_is_cut_is_at_zero_when_the_search_ends(method: str, unit: str) -> 
     from compress.run import Run
 
     recipe = compress.Recipe.load(
-        {"budget": {unit: "60%"}, "search": {"method": method, "epochs": "40 steps", "lr": 0.02}}
+        {
+            "budget": {unit: "60%"},
+            "search": {"method": method, "epochs": "40 steps", "lr": 0.02},
+            "target": {"round_to": round_to, "min_keep": round_to},
+        }
     )
     train = loaders(count=512)[0]
     run = Run(dense(), recipe, Engine(torch.device("cpu"), 0, Display(quiet=True)), train=train)
@@ -49,6 +53,52 @@ def test_what_is_cut_is_at_zero_when_the_search_ends(method: str, unit: str) -> 
     run.cut(groups, keep)
     with torch.no_grad():
         assert torch.allclose(run.compact(x), scored, atol=1e-4)
+
+
+@pytest.mark.parametrize("unit", ["macs", "dims"])
+@pytest.mark.parametrize("round_to", [4, 8])
+def test_what_is_cut_is_at_zero_where_widths_are_rounded(round_to: int, unit: str) -> None:
+    test_what_is_cut_is_at_zero_when_the_search_ends("netslim", unit, round_to)
+
+
+@pytest.mark.parametrize("unit", ["macs", "dims", "latency"])
+def test_rounds_of_search_end_at_zero_each(unit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rounds with rounded widths: each cut leaves the function as it is. A latency is what was measured midway."""
+    from digits import dense, loaders
+
+    from compress.display import Display
+    from compress.engine import Engine
+    from compress.run import Run
+
+    train = loaders(count=512)[0]
+    recipe = compress.Recipe.load(
+        {
+            "budget": {unit: "50%"},
+            "search": {"method": "netslim", "epochs": "40 steps", "lr": 0.02},
+            "target": {"round_to": 2},
+            "timing": {"repeats": 3, "batch_size": 64},
+            "steps": 2 if unit != "latency" else 1,
+        }
+    )
+    run = Run(dense(), recipe, Engine(torch.device("cpu"), 0, Display(quiet=True)), train=train)
+    run.find = lambda: compress.find_groups(run.compact, run.ready.example_inputs, recipe.target)  # type: ignore
+    x = torch.randn(8, 1, 8, 8)
+    if unit == "latency":
+
+        def half(model: Any, groups: Any, importance: Any, *_: Any, **__: Any) -> Any:
+            best = {name: value.argsort(descending=True) for name, value in importance.items()}
+            return {name: order[: len(order) // 2].sort().values.numpy() for name, order in best.items()}, []
+
+        monkeypatch.setattr("compress.line.choose_by_latency", half)
+        monkeypatch.setattr("compress.line.shares", lambda model, groups, *_, **__: {g.name: 0.01 for g in groups})
+    while run.round < recipe.steps:
+        groups = run.find()
+        importance = run.search(groups)
+        with torch.no_grad():
+            scored = run.compact(x)
+        run.cut(groups, run.choose(groups, importance))
+        with torch.no_grad():
+            assert torch.allclose(run.compact(x), scored, atol=1e-4)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -42,6 +42,11 @@ class SearchConfig(Strict):
         return False
 
     @property
+    def settles(self) -> bool:
+        """Whether what goes is settled when the search ends, and a budget of latency was measured on the way."""
+        return False
+
+    @property
     def length(self) -> Length | None:
         """How much of the training data the search reads; None if it needs none."""
         length = getattr(self, "epochs", None)

@@ -50,10 +50,15 @@ class Netslim(Scored):
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         self.begin()
+        both = [*self.weights, *self.alpha]
+        for p in both:
+            p.grad = None
         loss = self.loss(batch)
-        found = self.gradients(loss, [*self.weights, *self.alpha])
-        self.step_weights(found[: len(self.weights)])
-        penalty = self.step_scores(found[len(self.weights) :])
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self.config.clip is not None:
+            torch.nn.utils.clip_grad_norm_(both, self.config.clip)
+        self.optimizer.step()
+        penalty = self.step_scores([torch.zeros_like(a) if a.grad is None else a.grad for a in self.alpha])
         return {"loss": loss.detach() + penalty, "task": loss.detach(), "penalty": penalty}
 
 

@@ -36,11 +36,17 @@ class Pull:
         self.below = [torch.zeros_like(a) for a in self.alpha]  # 1 where a score is drawn to zero
 
     def state(self) -> dict[str, Tensor]:
-        return {f"{n}{i}": v for n, vs in (("worth", self.worth), ("below", self.below)) for i, v in enumerate(vs)}
+        mine = {f"{n}{i}": v for n, vs in (("worth", self.worth), ("below", self.below)) for i, v in enumerate(vs)}
+        measured = getattr(self.job.line, "measured", None)  # times that the line goes by
+        return mine if measured is None else mine | {"times": measured}
 
     def importance(self) -> dict[str, Tensor]:
-        """What each dimension is worth; nothing where its score is zero."""
-        return {n: w * (a.detach() != 0) for (n, a), w in zip(self.scores.items(), self.worth, strict=True)}
+        """What each dimension is worth: nothing where its score is zero, and something elsewhere."""
+        least = torch.finfo(torch.float32).tiny
+        return {
+            name: torch.where(a.detach() != 0, w.clamp_min(least), 0.0)
+            for (name, a), w in zip(self.scores.items(), self.worth, strict=True)
+        }
 
     @torch.no_grad()
     def step_(self, optimizer: optim.Optimizer, gradients: Sequence[Tensor], done: int) -> Tensor:

@@ -52,7 +52,7 @@ class Rarts(Scored):
     def __init__(self, config: RartsConfig, job: Job) -> None:
         super().__init__(config, job)
         self.u = [nn.Parameter(w.detach().clone()) for w in self.weights]
-        self.buffers = [b for b in job.model.buffers() if b.is_floating_point()]
+        self.buffers = list(job.model.buffers())
         self.u_buffers = [b.clone() for b in self.buffers]
         if config.start == "apart":
             with torch.no_grad():

@@ -6,15 +6,16 @@ strength (penalty.py); with `gamma: auto` a pull that follows from the budget (p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from torch import Tensor, nn, optim
 
-from ..fields import NotNegative, Positive, Share, Strict, Teaching, Training
+from ..fields import NotNegative, Positive, Share, Strict, Teaching, Training, parse_number
 from ..gates import attach_
 from ..groups import Group
 from ..lean import lean
@@ -28,7 +29,7 @@ class Rates(Strict):
     """How a set of parameters of its own is trained; what is left out is as for the weights."""
 
     lr: Positive | None = None
-    momentum: Share | None = None
+    momentum: Annotated[Share, Field(lt=1)] | None = None
     weight_decay: NotNegative | None = None
     schedule: Literal["cosine", "step", "constant"] | None = None
     optimizer: Literal["sgd", "adamw"] | None = None
@@ -44,13 +45,20 @@ class ScoreRates(Rates):
     weight_decay: NotNegative = 0.0
 
 
+def _strength(value: Any) -> Any:
+    number = parse_number(value)
+    if value != "auto" and (number is None or not 0 <= number < math.inf):
+        raise ValueError(f"expected auto, or a number that is not below zero, such as 1e-4; got {value!r}")
+    return value if number is None else number
+
+
 class ScoredConfig(SearchConfig, Training):
     """Settings of a search whose scores are trained."""
 
     ranking: Ranking = Field(
         "auto", description="across groups: auto is cost with gamma: auto, and global, as in the thesis, with a number"
     )
-    gamma: NotNegative | Literal["auto"] = Field(
+    gamma: Annotated[float | Literal["auto"], BeforeValidator(_strength, json_schema_input_type=float | str)] = Field(
         "auto", description="strength of the penalty on the scores; auto: a pull to zero that follows from the budget"
     )
     penalty: Literal["l1", "macs", "latency", "l1_split", "l0_split"] = Field("l1", description="what is penalised")
@@ -77,7 +85,12 @@ class ScoredConfig(SearchConfig, Training):
     @property
     def reaches_zero(self) -> bool:
         """Whether scores come to be exactly zero where they should."""
-        return self.gamma != "auto" and (self.proximal or self.penalty.endswith("split"))
+        given = self.gamma != "auto" and self.gamma > 0
+        return given and (self.proximal or self.penalty.endswith("split"))
+
+    @property
+    def settles(self) -> bool:
+        return self.gamma == "auto"
 
 
 class Scored(Search):
@@ -86,6 +99,7 @@ class Scored(Search):
     def __init__(self, config: Any, job: Job) -> None:
         super().__init__(config, job)
         self._answers: dict[int, Any] = {}
+        self.idle: list[bool] = []  # of what the last gradients were asked for: what the loss did not use
         self.places = self.attach()
         self.alpha: list[nn.Parameter] = list({id(a): a for here in self.places.values() for a, _ in here}.values())
         known = {id(a) for a in self.alpha}
@@ -138,6 +152,7 @@ class Scored(Search):
     def gradients(self, loss: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
         """Of these and of nothing else."""
         found = torch.autograd.grad(loss, list(wanted), allow_unused=True)
+        self.idle = [g is None for g in found]
         return [torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)]
 
     def score_gradients(self, batch: Any, scale: float = 1.0) -> tuple[Tensor, list[Tensor]]:
@@ -161,9 +176,12 @@ class Scored(Search):
 
     @torch.no_grad()
     def descend(self, optimizer: optim.Optimizer, weights: Sequence[nn.Parameter], gradients: Sequence[Tensor]) -> None:
-        """One step of these weights along these gradients, clipped if the recipe says so."""
-        for p, g in zip(weights, gradients, strict=True):
-            p.grad = g
+        """One step of these weights along these gradients, clipped if the recipe says so.
+
+        What the last loss did not use is left alone, and not decayed.
+        """
+        for p, g, idle in zip(weights, gradients, self.idle, strict=False):
+            p.grad = None if idle else g
         if self.config.clip is not None:
             torch.nn.utils.clip_grad_norm_(weights, self.config.clip)
         optimizer.step()
