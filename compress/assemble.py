@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from .cost import Cost
@@ -14,7 +15,8 @@ from .groups import Attribute, Group, Groups, Index, Refused, Slot
 from .tracing import Trace
 from .tracing.atoms import Atoms, Labels
 
-KINDS = ("channels", "residual", "attention")
+KINDS = ("channels", "residual", "attention", "mlp")
+ROOT = 0.25  # of the width, on queries and on keys, keeps what a product divides by its root
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
@@ -45,6 +47,9 @@ class _Classes:
     writers: Index  # class -> the place that writes it first, or -1
     when: Index  # class -> how early that is
     read: set[int]  # places that read
+    product: NDArray[np.bool_]  # class -> whether a product of activations reads it
+    rooted: NDArray[np.bool_]  # class -> whether that product is divided by the root of the width
+    factors: set[int]  # places that are factors on what rows write
 
     @classmethod
     def of(cls, atoms: Atoms, places: _Places) -> _Classes:
@@ -55,14 +60,36 @@ class _Classes:
         writers, when = (np.full(atoms.count, -1, dtype=np.int64) for _ in range(2))
         for time, labels in reversed(list(enumerate(atoms.marks("written")))):
             writers[roots[labels]], when[roots[labels]] = place_of[labels], time
-        kinds = np.where(atoms.marked("multiplied", roots), 2, np.where(atoms.marked("added", roots), 1, 0))
+        product, plain = atoms.marked("product", roots), np.where(atoms.marked("tokens", roots), 3, 0)
+        kinds = np.where(atoms.marked("multiplied", roots), 2, np.where(atoms.marked("added", roots), 1, plain))
         reasons, texts = atoms.reasons(roots)
         both = roots[atoms.marked_atoms("read") & atoms.marked_atoms("written")]
         reasons[both[reasons[both] < 0]] = len(texts)
-        reasons[(writers >= 0) & ~atoms.marked("read", roots) & (reasons < 0)] = len(texts) + 1
+        reasons[(writers >= 0) & ~atoms.marked("read", roots) & ~product & (reasons < 0)] = len(texts) + 1
+        reasons[product & atoms.marked("changed", roots) & (reasons < 0)] = len(texts) + 2
         texts += ["is read and written through the same parameter", "nothing reads it"]
-        read = {int(n) for labels in atoms.marks("read") for n in np.unique(place_of[labels]) if n >= 0}
-        return cls(roots, kinds, reasons, texts, writers, when, read)
+        reasons[atoms.marked("rooted", roots) & atoms.marked("bent", roots) & (reasons < 0)] = len(texts) + 3
+        texts += ["is multiplied with an activation, and changed before a layer reads it"]
+        texts += ["is divided by its norm, and its product by the root of its width"]
+
+        def places_with(mark: str) -> set[int]:
+            return {int(n) for labels in atoms.marks(mark) for n in np.unique(place_of[labels]) if n >= 0}
+
+        rooted, factors = atoms.marked("rooted", roots), places_with("factor")
+        return cls(roots, kinds, reasons, texts, writers, when, places_with("read"), product, rooted, factors)
+
+    def role(self, one: int, place: int) -> tuple[bool, float]:
+        """Whether a score of this class stands in this place, and the power of the width that goes there.
+
+        A product of queries and keys is divided by the root of their width: each takes a fourth root along, and so do
+        values, which the layer that reads them makes good.
+        """
+        if not self.product[one]:
+            return place in self.read, 0.0
+        written = place not in self.read and place not in self.factors
+        if not self.rooted[one]:
+            return written, 0.0
+        return written, ROOT if written else -ROOT if place in self.read else 0.0
 
     def alike(self, places: _Places) -> list[Index]:
         """The written classes, those together that lie in the same places, each as often; in the order of the run.
@@ -104,10 +131,12 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
         if why >= 0:
             refused.append(Refused(name, kind, len(group), classes.texts[why]))
             continue
-        slots = [(places.keys[p], index, p in classes.read) for p, index in positions[number].items()]
-        offered.append(
-            Group(name, kind, len(group), tuple(Slot(*key, index, reads) for key, index, reads in slots if key))
-        )
+        slots = []
+        for p, index in positions[number].items():
+            reads, power = classes.role(int(group[0]), p)
+            if (key := places.keys[p]) is not None:
+                slots.append(Slot(*key, index, reads, power))
+        offered.append(Group(name, kind, len(group), tuple(slots), bool(classes.product[group[0]])))
         shares[name] = {place: index.shape[1] for place, index in positions[number].items()}
     cost = Cost.build(model, offered, shares, places.keys, [labels.size for labels in places.labels], terms)
     attributes = _attributes(model, atoms, places)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .assemble import assemble
+from .assemble import KINDS, assemble
 from .groups import Group, Groups
 from .proof import prove
 from .recipe import Target
@@ -96,8 +96,9 @@ def select(groups: Groups, model: nn.Module, target: Target) -> None:
     names += [g.name for g in groups if g.name not in names]
     include = _matching(target.include, names, "target.include")
     exclude = _matching(target.exclude, names, "target.exclude")
-    for kind in ("channels", "residual", "attention"):
-        if not getattr(target, kind):
+    on = {kind: getattr(target, kind) for kind in KINDS} | {"mlp": target.mlp or target.channels}
+    for kind in KINDS:
+        if not on[kind]:
             groups.refuse([g for g in groups if g.kind == kind], f"target.{kind} is off")
     if target.include:
         groups.refuse([g for g in groups if not _writes(g, include)], "not in target.include")

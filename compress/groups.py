@@ -21,7 +21,8 @@ class Slot:
     tensor: str
     dim: int
     index: Index  # (width, positions per dimension)
-    reads: bool
+    reads: bool  # whether a score stands here
+    power: float = 0.0  # what is kept is multiplied with (kept / width) ** power
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,14 +33,16 @@ class Group:
     kind: str
     width: int
     slots: tuple[Slot, ...]
+    product: bool = False  # read by a product of activations: scores stand on the rows that write it
 
     @property
     def readers(self) -> list[Slot]:
+        """Where scores stand."""
         return [slot for slot in self.slots if slot.reads]
 
     @property
     def writers(self) -> list[Slot]:
-        return [slot for slot in self.slots if not slot.reads]
+        return [slot for slot in self.slots if slot.reads == self.product]
 
 
 @dataclass(frozen=True)

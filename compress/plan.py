@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from .attention import form_of, name_of
 from .files import write_whole
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Plan:
     reads: dict[str, list[int]] = field(default_factory=dict)  # tensor -> dims along which it reads a group
     attributes: dict[str, dict[str, int]] = field(default_factory=dict)  # module -> attribute -> value
     biases: dict[str, int] = field(default_factory=dict)  # module -> size of the bias it gets (compensation)
+    forms: dict[str, str] = field(default_factory=dict)  # module -> attention whose compact form it gets
+    scales: list[tuple[str, int, Index, float]] = field(default_factory=list)  # tensor, dim, dense positions, factor
 
     @classmethod
     def build(cls, model: nn.Module, groups: Groups, keep: Mapping[str, Any]) -> Plan:
@@ -56,11 +59,18 @@ class Plan:
                 mask = masks.setdefault((slot.tensor, slot.dim), np.ones(shape[slot.dim], dtype=bool))
                 mask[slot.index[dropped].ravel()] = False
                 plan.shapes[slot.tensor] = shape
+                if slot.power:
+                    factor = (len(kept[group.name]) / group.width) ** slot.power
+                    plan.scales.append((slot.tensor, slot.dim, np.sort(slot.index[~dropped].ravel()), factor))
                 if slot.reads and slot.dim not in plan.reads.setdefault(slot.tensor, []):
                     plan.reads[slot.tensor].append(slot.dim)
         plan.reads = {name: sorted(dims) for name, dims in plan.reads.items() if dims}
         for (name, dim), mask in masks.items():
             plan.slices.setdefault(name, {})[dim] = np.flatnonzero(mask)
+        for path, module in model.named_modules():
+            form = form_of(module)
+            if form is not None and any(name.startswith(f"{path}.") for name in plan.slices):
+                plan.forms[path] = name_of(form)
         sizes = groups.cost.at([len(kept[name]) for name in groups.cost.names])
         for a in groups.attributes:
             if sizes[a.place] != groups.cost.sizes[a.place]:
@@ -105,9 +115,13 @@ class Plan:
                 wrong.append(f"{name}: expected shape {list(shape)}, the model has {list(tensors[name].shape)}")
         wrong += [
             f"{name}: the model has no module of that name"
-            for name in [*self.attributes, *self.biases]
+            for name in [*self.attributes, *self.biases, *self.forms]
             if name not in modules
         ]
+        for name, form in self.forms.items():
+            here = form_of(modules[name]) if name in modules else None
+            if name in modules and (here is None or name_of(here) != form):
+                wrong.append(f"{name}: expected {form}, which has a compact form; got {type(modules[name]).__name__}")
         if any(".parametrizations." in name for name in tensors) and wrong:
             wrong.append("the model has parametrizations: call compress.gates.fold_(model) first")
         if wrong:
@@ -142,6 +156,11 @@ class Plan:
             for n in {**self.attributes, **second.attributes}
         }
         result.biases = {**self.biases, **second.biases}
+        result.forms = {**self.forms, **second.forms}
+        result.scales = [*self.scales]
+        for name, dim, index, factor in second.scales:
+            before = self.slices.get(name, {}).get(dim)
+            result.scales.append((name, dim, index if before is None else before[index], factor))
         for name in {**self.slices, **second.slices}:
             a, b = self.slices.get(name, {}), second.slices.get(name, {})
             for dim, left in a.items():
@@ -184,15 +203,21 @@ class Plan:
             name: {str(d): indices.setdefault(tuple(k.tolist()), len(indices)) for d, k in sorted(dims.items())}
             for name, dims in self.slices.items()
         }
+        scales = [
+            [name, dim, indices.setdefault(tuple(index.tolist()), len(indices)), factor]
+            for name, dim, index, factor in self.scales
+        ]
         return {
             "version": VERSION,
             "keep": self.keep,
             "widths": self.widths,
             "attributes": self.attributes,
             "biases": self.biases,
+            "forms": self.forms,
             "reads": self.reads,
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "slices": slices,
+            "scales": scales,
             "indices": [list(index) for index in indices],
         }
 
@@ -212,6 +237,8 @@ class Plan:
             reads={name: list(dims) for name, dims in data["reads"].items()},
             attributes={name: dict(values) for name, values in data["attributes"].items()},
             biases=dict(data["biases"]),
+            forms=dict(data["forms"]),
+            scales=[(name, dim, indices[i], factor) for name, dim, i, factor in data["scales"]],
         )
 
 

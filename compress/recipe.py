@@ -37,7 +37,8 @@ class Target(Strict):
 
     channels: bool = Field(True, description="inner channels of convolutions and linear layers")
     residual: bool = Field(False, description="channels of residual streams, cut alike wherever the stream is written")
-    attention: bool = Field(False, description="dimensions that pass through a product of activations")
+    attention: bool = Field(False, description="dimensions of queries, keys and values, alike in every head")
+    mlp: bool = Field(False, description="hidden dimensions of transformers' MLPs, if not all inner channels")
     include: tuple[str, ...] = Field((), description="only these modules (full name, or re:REGEX)", strict=False)
     exclude: tuple[str, ...] = Field((), description="never these modules (full name, or re:REGEX)", strict=False)
     one_path: bool = Field(

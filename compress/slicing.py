@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .attention import form_of
 from .gates import scores
 from .plan import Plan, PlanError
 
@@ -29,10 +31,15 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
     for name, dims in plan.slices.items():
         tensor = tensors[name]
         small = _cut(tensor, dims)
+        factors = [_factor(plan, s, small) for s in plan.scales if s[0] == name]
+        for factor in factors:
+            small.mul_(factor)
         if isinstance(tensor, nn.Parameter):
             small = nn.Parameter(small, requires_grad=tensor.requires_grad)
             if tensor.grad is not None:
                 small.grad = _cut(tensor.grad, dims)
+                for factor in factors:
+                    small.grad.div_(factor)
             if optimizer is not None:
                 _cut_state(optimizer, tensor, small, dims)
         new[id(tensor)], old[id(tensor)] = small, tensor
@@ -41,12 +48,25 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
             for key, tensor in table.items():
                 if tensor is not None and id(tensor) in new:
                     table[key] = new[id(tensor)]
+    for path in plan.forms:
+        form = form_of(modules[path])
+        assert form is not None
+        modules[path].__class__ = form
     for path, values in plan.attributes.items():
         for attribute, value in values.items():
             setattr(modules[path], attribute, value)
     for path, size in plan.biases.items():
         _give_bias(modules[path], size, plan.slices.get(f"{path}.weight", {}).get(0))
     return model
+
+
+def _factor(plan: Plan, scale: tuple[str, int, Any, float], small: Tensor) -> Tensor:
+    """One of the plan's factors, to be multiplied with the tensor that is left."""
+    name, dim, index, factor = scale
+    kept = plan.slices[name][dim]
+    along = small.new_ones(len(kept))
+    along[torch.as_tensor(np.flatnonzero(np.isin(kept, index)), device=small.device)] = factor
+    return along.view([-1 if d == dim else 1 for d in range(small.ndim)])
 
 
 def _give_bias(module: nn.Module, size: int, rows: Any) -> None:

@@ -1,4 +1,4 @@
-"""Magnitude: a dimension is worth the size of the weights that read it.
+"""Magnitude: a dimension is worth the size of the weights that read it, or write it where a product reads it.
 
 Han et al., Learning both weights and connections for efficient neural networks, 2015, by group: for dimension u
 
@@ -51,6 +51,8 @@ class Magnitude(Search):
 def _squares(weight: Tensor, dim: int) -> Tensor:
     """The sum of squares at each position along `dim`, some rows at a time to save memory."""
     others = [d for d in range(weight.ndim) if d != dim]
+    if not others:
+        return weight.square()
     if dim == 0:
         return weight.square().sum(others)
     rows = max(1, CHUNK * len(weight) // weight.numel())

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from .. import forms as _forms  # noqa: F401  (they register themselves)
+from ..attention import make_compact_
 from ..shell import shell
 from .atoms import Atoms, Term
 from .dependency import walk_dependency
@@ -57,7 +59,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], on
     Raises:
         TraceError: the model does not run on these inputs.
     """
-    found = Trace(Atoms(), shell(model))
+    found = Trace(Atoms(), make_compact_(shell(model)))
     model = found.shell
     with mode(model, training=False):
         try:

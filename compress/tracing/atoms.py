@@ -27,6 +27,9 @@ class Value:
     constant: bool = False  # made of parameters and buffers alone
     name: str = ""  # of the parameter or buffer, while `weight` holds
     norm: tuple[str, str] | None = None  # (weight of the batch norm that gave it, activation since): its mean is known
+    broad: frozenset[int] = frozenset()  # dimensions, counted from the last, that were expanded from one position
+    rows: bool = False  # written by rows of weights: a factor on those rows is still a factor on it
+    product: Labels | None = None  # what was summed over in the product of activations that it comes from
 
     @classmethod
     def fixed(cls, shape: tuple[int, ...], constant: bool = False) -> Value:

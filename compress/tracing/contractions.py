@@ -1,12 +1,15 @@
 """Operators that sum over a dimension: convolutions, linear layers and products of tensors.
 
 A contraction of an activation with a parameter *reads* the activation: the parameter's columns are where a score
-stands. A contraction of two activations has no such place, so what it sums over is frozen.
+stands. A contraction of two activations (queries and keys) has no such place. There a score stands on the rows that
+write both of them: what is zero on both sides adds nothing to the sum. That holds if nothing but factors comes between
+the rows and the product, and it holds for the values alike.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,8 +17,10 @@ from .atoms import Atoms, Labels, Term, Value
 from .operators import Call, barrier, merge, rule
 
 
-def read(atoms: Atoms, x: Labels | None, columns: Labels | None, weight: Value, norm: tuple[str, str] | None) -> None:
-    """`columns` of `weight` are summed against `x`."""
+def read(atoms: Atoms, value: Value, x: Labels | None, columns: Labels | None, weight: Value) -> None:
+    """`columns` of `weight` are summed against the dimension `x` of `value`."""
+    if not value.rows:
+        atoms.mark(x, "changed")
     if x is None:
         return atoms.freeze(columns, "reads a tensor of fixed size")
     if columns is None:
@@ -25,7 +30,7 @@ def read(atoms: Atoms, x: Labels | None, columns: Labels | None, weight: Value, 
         return atoms.freeze(columns, "is read by a weight that is computed, not stored")
     atoms.mark(columns, "read")
     atoms.readers.setdefault(weight.name, set()).add(atoms.where or "")
-    atoms.norms[weight.name] = None if weight.name in atoms.norms else norm
+    atoms.norms[weight.name] = None if weight.name in atoms.norms else value.norm
 
 
 def write(atoms: Atoms, rows: Labels | None, bias: Value | None) -> Labels | None:
@@ -61,10 +66,10 @@ def convolution(atoms: Atoms, call: Call) -> Value | list[Value]:
     if groups > 1:
         rows, columns = _grouped(atoms, x, weight, groups, transposed, call.shape[1])
     else:
-        read(atoms, x.labels[1], columns, weight, x.norm)
+        read(atoms, x, x.labels[1], columns, weight)
     term(atoms, *sized(x, 0), *sized(weight, 0, 1), *weight.shape[2:], *spatial)
     out = write(atoms, rows, bias)
-    return Value(call.shape, [x.labels[0], out, *[None] * len(spatial)])
+    return Value(call.shape, [x.labels[0], out, *[None] * len(spatial)], rows=weight.weight and groups == 1)
 
 
 def _grouped(
@@ -99,11 +104,11 @@ def _grouped(
     atoms.join(np.broadcast_to(first, blocks.shape), blocks)
     assert x.labels[1] is not None
     if transposed:  # rows within a group are `short`, columns over all groups are `long`
-        read(atoms, x.labels[1], long, weight, x.norm)
+        read(atoms, x, x.labels[1], long, weight)
         return (None if short is None else np.tile(short, groups)), long
     inputs = x.labels[1].reshape(groups, inside)
     atoms.join(np.broadcast_to(inputs[0], inputs.shape), inputs)
-    read(atoms, inputs[0] if inside > 1 else None, short, weight, None)
+    read(atoms, replace(x, norm=None), inputs[0] if inside > 1 else None, short, weight)
     if inside == 1:
         atoms.freeze(x.labels[1], "is the only input of its group")
     return long, short
@@ -114,10 +119,10 @@ def linear(atoms: Atoms, call: Call) -> Value | list[Value]:
     x, weight, bias = call["input"], call["weight"], call["bias"]
     if len(weight.shape) != 2:
         return barrier(atoms, call)
-    read(atoms, x.labels[-1], weight.labels[1], weight, x.norm)
+    read(atoms, x, x.labels[-1], weight.labels[1], weight)
     term(atoms, *sized(x, *range(len(x.shape) - 1)), *sized(weight, 0, 1))
     rows = write(atoms, weight.labels[0], bias)
-    return Value(call.shape, [*x.labels[:-1], rows])
+    return Value(call.shape, [*x.labels[:-1], rows], rows=weight.weight)
 
 
 FACTORS = {
@@ -140,8 +145,22 @@ def matmul(atoms: Atoms, call: Call) -> Value | list[Value]:
     term(atoms, *sized(batch, *range(len(batch.shape))), *sized(a, -2, -1), *sized(b, -1))
     out = Value(call.shape, [*batch.labels, a.labels[-2], b.labels[-1]], constant=a.constant and b.constant)
     if call.op in ("addmm", "baddbmm"):
-        return merge(atoms, [out, call["self"]], call.shape)
+        out = merge(atoms, [out, call["self"]], call.shape)
+    plain = call["self"].constant if call.op in ("addmm", "baddbmm") else True
+    if a.weight or b.weight:
+        out.rows = plain and not (a.weight and b.weight)
+        return out
+    out.rows = plain and a.rows != b.rows  # of what one side has left: the values that attention weighs
+    out.product = a.labels[-1]
+    for one, other, here in ((a, b, b.labels[-1]), (b, a, a.labels[-2])):
+        _share(atoms, one.product, here if other.rows else None)
     return out
+
+
+def _share(atoms: Atoms, summed: Labels | None, weighed: Labels | None) -> None:
+    """Queries, keys and the values that they weigh have one score for each dimension (Xue 2022, 4.3.2)."""
+    if summed is not None and weighed is not None and summed.size == weighed.size:
+        atoms.join(summed, weighed)
 
 
 def _contract(atoms: Atoms, a: Value, left: Labels | None, b: Value, right: Labels | None) -> None:
@@ -151,11 +170,13 @@ def _contract(atoms: Atoms, a: Value, left: Labels | None, b: Value, right: Labe
         for labels in weight.labels:
             if labels is not columns:
                 atoms.mark(labels, "written")
-        return read(atoms, dim, columns, weight, x.norm)
-    for labels in (left, right):
-        atoms.freeze(labels, "is summed over in a product of two activations")
+        return read(atoms, x, dim, columns, weight)
     if left is not None and right is not None:
         atoms.join(left, right)
+    for value, labels in ((a, left), (b, right)):
+        if not value.rows or left is None or right is None:
+            atoms.freeze(labels, "is summed over in a product of two activations, and changed on the way there")
+        atoms.mark(labels, "product")
     for value in (a, b):
         for labels in value.labels:
             atoms.mark(labels, "multiplied")
@@ -173,10 +194,13 @@ def attention(atoms: Atoms, call: Call) -> Value:
     q, k, v = call["query"], call["key"], call["value"]
     _contract(atoms, q, q.labels[-1], k, k.labels[-1])
     _contract(atoms, Value.fixed((1, 1)), None, v, v.labels[-2])
+    _share(atoms, q.labels[-1], v.labels[-1] if v.rows else None)
+    if call["scale"] is None:
+        atoms.mark(q.labels[-1], "rooted")
     atoms.freeze(q.labels[-2], "is a sequence dimension")
     atoms.freeze(k.labels[-2], "is a sequence dimension")
     batch = merge(atoms, [Value(t.shape[:-2], list(t.labels[:-2])) for t in (q, k, v)], call.shape[:-2])
     lead = sized(batch, *range(len(batch.shape)))
     term(atoms, *lead, *sized(q, -2, -1), *sized(k, -2))
     term(atoms, *lead, *sized(q, -2), *sized(v, -2, -1))
-    return Value(call.shape, [*batch.labels, None, v.labels[-1]])
+    return Value(call.shape, [*batch.labels, None, v.labels[-1]], rows=v.rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -54,8 +55,11 @@ def permute(atoms: Atoms, call: Call) -> Value:
 
 @rule("expand")
 def expand(atoms: Atoms, call: Call) -> Value:
-    x, new = call["self"], len(call.shape) - len(call["self"].shape)
-    return Value(call.shape, [None] * new + list(x.labels), x.weight, x.constant, x.name)
+    x: Value = call["self"]
+    new = len(call.shape) - len(x.shape)
+    lead: list[Labels | None] = [None] * new
+    broad = frozenset(-d for d in range(1, len(x.shape) + 1) if x.shape[-d] == 1 < call.shape[-d])
+    return replace(x, shape=call.shape, labels=lead + x.labels, norm=None, broad=broad)
 
 
 @rule("repeat")
@@ -84,6 +88,7 @@ def cat(atoms: Atoms, call: Call) -> Value:
         out.labels[d] = np.concatenate(
             [v.labels[d] if v.labels[d] is not None else atoms.padding(v.shape[d], why) for v in values]
         )
+    out.rows = all(v.rows for v in values)
     return out
 
 
@@ -101,7 +106,7 @@ def split(atoms: Atoms, call: Call) -> list[Value]:
     """Equal pieces are cut alike, so that the code which splits in equal pieces goes on doing so."""
     x, d = call["self"], (call["dim"] or 0) % len(call["self"].shape)
     sizes = [shape[d] for shape in call.shapes]
-    out = [Value(shape, list(x.labels), x.weight, x.constant, x.name) for shape in call.shapes]
+    out = [replace(same(x), shape=shape, norm=None) for shape in call.shapes]
     labels = x.labels[d]
     if labels is None or len(sizes) == 1:
         return out
@@ -134,7 +139,8 @@ def slice_range(atoms: Atoms, call: Call) -> Value:
 def pick(atoms: Atoms, call: Call) -> Value | list[Value]:
     x, d = call["self"], (call["dim"] or 0) % len(call["self"].shape)
     atoms.freeze(x.labels[d], f"is taken apart by `{call.op}`")
-    out = [Value(s, [v for i, v in enumerate(x.labels) if i != d], x.weight, x.constant, x.name) for s in call.shapes]
+    rest = [v for i, v in enumerate(x.labels) if i != d]
+    out = [replace(same(x), shape=s, labels=list(rest), norm=None) for s in call.shapes]
     return out if call.op == "unbind" else out[0]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,8 @@ def merge(atoms: Atoms, values: Sequence[Value], shape: tuple[int, ...]) -> Valu
     """Broadcast: positions that meet are joined; one that meets a fixed position is frozen."""
     out: list[Labels | None] = [None] * len(shape)
     for d in range(1, len(shape) + 1):
-        meeting = [v.labels[-d] for v in values if len(v.shape) >= d and v.shape[-d] == shape[-d] > 1]
+        here = [v for v in values if len(v.shape) >= d and v.shape[-d] == shape[-d] > 1]
+        meeting = [v.labels[-d] for v in here if -d not in v.broad or all(-d in w.broad for w in here)]
         known = [labels for labels in meeting if labels is not None]
         for other in known[1:]:
             atoms.join(known[0], other)
@@ -84,7 +85,7 @@ def merge(atoms: Atoms, values: Sequence[Value], shape: tuple[int, ...]) -> Valu
 
 def same(value: Value) -> Value:
     """The same numbers under another name: still a weight, still with a known mean."""
-    return Value(value.shape, list(value.labels), value.weight, value.constant, value.name, value.norm)
+    return replace(value, labels=list(value.labels), broad=frozenset())
 
 
 @rule(
@@ -137,10 +138,28 @@ ELEMENTWISE = (
 def elementwise(atoms: Atoms, call: Call) -> Value:
     values = call.values()
     out = merge(atoms, values, call.shape)
+    out.product = next((v.product for v in values if v.product is not None), None)
+    out.rows = _still_rows(atoms, call, values)
     if call.op == "add" and sum(not v.constant for v in values) > 1:
         for labels in out.labels:
             atoms.mark(labels, "added")
+    if len(call.shape) > 2:
+        atoms.mark(out.labels[-1], "tokens")
     return out
+
+
+def _still_rows(atoms: Atoms, call: Call, values: Sequence[Value]) -> bool:
+    """Whether a factor on the rows that wrote one of the values is still one on the result."""
+    wrote = [v for v in values if v.rows]
+    if call.op in ("native_dropout", "neg"):
+        return bool(wrote)
+    if len(wrote) != 1 or call.op not in ("mul", "multiply", "div", "divide", "true_divide"):
+        return False
+    for value in values:
+        if value.weight:  # a factor itself: where a score stands it is not wanted twice
+            for labels in value.labels:
+                atoms.mark(labels, "factor")
+    return call.op in ("mul", "multiply") or wrote[0] is call["self"]
 
 
 BATCH_NORMS = (
@@ -197,7 +216,7 @@ def mix_along(atoms: Atoms, call: Call) -> Value:
     dims = call["dim"] if call["dim"] is not None else call["dims"]
     dims = range(len(x.shape)) if dims is None else [dims] if isinstance(dims, int) else dims
     freeze_dims(atoms, x, dims, f"is mixed by `{call.op}`")
-    return Value(x.shape, list(x.labels), constant=x.constant)
+    return Value(x.shape, list(x.labels), constant=x.constant, product=x.product)
 
 
 REDUCTIONS = (
@@ -215,7 +234,12 @@ def reduce(atoms: Atoms, call: Call) -> Value | list[Value]:
     if dims is None or dims == []:
         dims = range(len(x.shape))
     dims = {d % max(len(x.shape), 1) for d in ([dims] if isinstance(dims, int) else dims)}
-    freeze_dims(atoms, x, sorted(dims), f"is summed over by `{call.op}`")
+    if call.op == "linalg_vector_norm" and x.rows:  # what is zero adds nothing to a norm
+        for d in dims:
+            atoms.mark(x.labels[d], "product")
+            atoms.mark(x.labels[d], "bent")
+    else:
+        freeze_dims(atoms, x, sorted(dims), f"is summed over by `{call.op}`")
     out = [
         Value(
             shape,

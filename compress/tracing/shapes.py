@@ -47,6 +47,8 @@ def reshape(
             full = first
         elif len(wide) > 1:
             full = np.moveaxis(full, axis, -1).reshape(-1, full.shape[axis])[0]
+        else:  # flattened with dimensions of fixed size: the model's code may know the product
+            atoms.hint(full.size, full)
         out[wide[axis]] = full
     return out
 

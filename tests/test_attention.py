@@ -1,0 +1,368 @@
+"""Dimensions of queries, keys, values and MLPs: zeroed = sliced, whatever the library and its attention's code."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from case import distance, run, same_bits, tensors_of
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import compress
+from compress import Plan
+from compress.attention import attend, compact, form_of, join_heads, make_compact_, split_heads
+from compress.gates import attach_, fold_
+from compress.recipe import Target
+
+SWIN = torchvision.models.swin_transformer
+BOTH = Target(channels=False, attention=True, mlp=True)
+
+
+def _timm(name: str, size: int = 64, **settings: Any) -> Callable[[], tuple[nn.Module, Tensor]]:
+    return lambda: (timm.create_model(name, **settings), torch.randn(2, 3, size, size))
+
+
+def _swin(v2: bool, size: tuple[int, int]) -> tuple[nn.Module, Tensor]:
+    more = {"block": SWIN.SwinTransformerBlockV2, "downsample_layer": SWIN.PatchMergingV2} if v2 else {}
+    return SWIN.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [4, 4], num_classes=7, **more), torch.randn(2, 3, *size)
+
+
+def _encoder(first: bool) -> tuple[nn.Module, Tensor]:
+    layer = nn.TransformerEncoderLayer(24, 3, 40, dropout=0.1, batch_first=first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 7, 24)
+
+
+class Own(nn.Module):
+    """Attention as people write it: parts apart, unfused, one width for keys and another for values."""
+
+    def __init__(self, width: int = 24, heads: int = 3, keys: int = 10, values: int = 6) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, keys**-0.5
+        self.q, self.k = nn.Linear(width, heads * keys), nn.Linear(width, heads * keys, bias=False)
+        self.v, self.out = nn.Linear(width, heads * values), nn.Linear(heads * values, width)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        weights = (q * self.scale @ k.transpose(-2, -1)).softmax(-1)
+        out: Tensor = self.head(x + self.out((weights @ v).transpose(1, 2).flatten(2)))
+        return out
+
+
+FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # and how many groups of attention
+    "timm vit": (_timm("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=7), 2),
+    "timm vit, pooled, layer scale": (
+        _timm("vit_tiny_patch16_224", img_size=64, depth=2, global_pool="avg", class_token=False, init_values=1e-5),
+        2,
+    ),
+    "timm vit, swiglu": (_timm("vit_tiny_patch16_224", img_size=64, depth=2, mlp_layer=timm.layers.SwiGLU), 2),
+    "timm deit, distilled": (_timm("deit_tiny_distilled_patch16_224", img_size=64, depth=2), 2),
+    "timm swin": (_timm("swin_tiny_patch4_window7_224", 56, img_size=56, depths=(2, 2), embed_dim=24), 4),
+    "timm swin v2": (
+        _timm("swinv2_tiny_window8_256", img_size=64, window_size=4, depths=(2, 2), embed_dim=24, num_heads=(2, 4)),
+        4,
+    ),
+    "timm beit": (_timm("beit_base_patch16_224", img_size=64, depth=2, embed_dim=48, num_heads=4), 2),
+    "timm pvt v2": (_timm("pvt_v2_b0", depths=(1, 1, 1, 1)), 4),
+    "timm pvt v2, linear": (_timm("pvt_v2_b2_li", depths=(1, 1, 1, 1), embed_dims=(16, 32, 40, 64)), 4),
+    "timm cait": (_timm("cait_xxs24_224", img_size=64, depth=2), 2),
+    "timm mobilevit": (_timm("mobilevit_xxs", 64), 9),
+    "torchvision vit": (
+        lambda: (torchvision.models.VisionTransformer(32, 8, 2, 4, 48, 96, num_classes=7), torch.randn(2, 3, 32, 32)),
+        2,
+    ),
+    "torchvision swin": (lambda: _swin(False, (72, 64)), 4),
+    "torchvision swin v2": (lambda: _swin(True, (64, 72)), 4),
+    "torch encoder": (lambda: _encoder(True), 2),
+    "torch encoder, batch second": (lambda: _encoder(False), 2),
+    "own": (lambda: (Own(), torch.randn(2, 7, 24)), 2),
+}
+
+
+def family(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    """In double precision, with weights of a size that lets attention choose."""
+    torch.manual_seed(seed)
+    model, x = FAMILIES[name][0]()
+    model = model.double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * (0.5 if p.ndim < 2 else 1.5 / p[0].numel() ** 0.5))
+    return model, x.double()
+
+
+def some(groups: Any, part: float = 0.4, seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {g.name: np.sort(random.permutation(g.width)[: max(1, int(part * g.width))]) for g in groups}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_zeroed_scored_folded_and_sliced_networks_are_one_function(name: str, tmp_path: Path) -> None:
+    model, x = family(name)
+    groups = compress.find_groups(model, x, BOTH)
+    assert sum(g.kind == "attention" for g in groups) >= FAMILIES[name][1], groups.refused
+    keep = some(groups)
+    plan = Plan.build(model, groups, keep)
+    plan.save(tmp_path / "plan.json")
+    dense, zeroed = run(model, x), run(plan.zero_(copy.deepcopy(model)), x)
+    small = Plan.load(tmp_path / "plan.json").apply_(copy.deepcopy(model))
+    assert distance(zeroed, dense) > 1e-3, "the cut is to be seen"
+    assert distance(run(small, x), zeroed) < 1e-10
+    scored = copy.deepcopy(model)
+    made = attach_(scored, groups)
+    assert same_bits(run(scored, x), dense)
+    with torch.no_grad():
+        for group, score in made.items():
+            mask = torch.zeros_like(score)
+            mask[torch.as_tensor(keep[group])] = 1
+            score.mul_(mask)
+    at_zero = run(scored, x)
+    assert distance(at_zero, zeroed) < 1e-10
+    assert same_bits(run(fold_(scored), x), at_zero)
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n != "timm cait"])  # torch's counter stumbles over its hooks
+def test_multiply_adds_are_those_that_torch_counts(name: str) -> None:
+    model, x = family(name)
+    groups = compress.find_groups(model, x, BOTH)
+    keep = some(groups)
+    small = Plan.build(model, groups, keep).apply_(make_compact_(copy.deepcopy(model)))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        small(x[:1])
+    widths = [len(keep[n]) for n in groups.cost.names]
+    assert counter.get_total_flops() // 2 == int(groups.cost.macs(widths))
+    assert sum(p.numel() for p in small.parameters()) == int(groups.cost.params(widths))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradients_of_the_sliced_network_are_those_of_the_zeroed_one(name: str) -> None:
+    """Of what is kept and not scaled: the same loss, the same slopes."""
+    model, x = family(name)
+    groups = compress.find_groups(model, x, BOTH)
+    plan = Plan.build(model, groups, some(groups))
+    sides = plan.zero_(copy.deepcopy(model)), plan.apply_(copy.deepcopy(model))
+    slopes = []
+    for side in sides:
+        torch.stack([o.square().sum() for o in tensors_of(side(x))]).sum().backward()
+        slopes.append({n: p.grad for n, p in side.named_parameters() if p.grad is not None})
+    scaled = {name for name, *_ in plan.scales}
+    compared = 0
+    for key, gradient in slopes[1].items():
+        if key in plan.slices or key in scaled:
+            continue
+        assert torch.allclose(gradient, slopes[0][key], rtol=1e-7, atol=1e-8), key
+        compared += 1
+    assert compared > 0
+
+
+@pytest.mark.parametrize("name", ["timm vit", "timm swin", "torchvision swin", "torch encoder"])
+def test_saved_network_reloads_to_the_same_bits_and_pickles(name: str, tmp_path: Path) -> None:
+    model, x = family(name)
+    recipe = {"budget": {"dims": "60%"}, "target": {"attention": True, "mlp": True}, "timing": {"repeats": 3}}
+    pruned = compress.prune(model, recipe, example_inputs=x, quiet=True)
+    assert any(g.kind == "attention" and g.kept < g.width for g in pruned.report.groups)
+    pruned.save(tmp_path / "out")
+    expected = run(pruned.model, x)
+    assert same_bits(run(compress.load(copy.deepcopy(model), tmp_path / "out"), x), expected)
+    assert same_bits(run(pickle.loads(pickle.dumps(pruned.model)), x), expected)
+    assert same_bits(run(copy.deepcopy(pruned.model), x), expected)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_compact_form_computes_what_the_original_does(name: str) -> None:
+    model, x = family(name)
+    changed = make_compact_(copy.deepcopy(model))
+    if all(type(a) is type(b) for a, b in zip(model.modules(), changed.modules(), strict=True)):
+        pytest.skip("needs no compact form")
+    assert distance(run(changed, x), run(model, x)) < 1e-12
+    assert list(changed.state_dict()) == list(model.state_dict())
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize("mask", ["none", "bool", "float", "per head", "padding", "both"])
+def test_compact_multihead_attention_takes_every_mask(mask: str, weights: bool, first: bool) -> None:
+    torch.manual_seed(0)
+    original = nn.MultiheadAttention(24, 3, batch_first=first).double().eval()
+    changed = make_compact_(copy.deepcopy(original))
+    q, k = torch.randn(2, 5, 24).double(), torch.randn(2, 6, 24).double()
+    given: dict[str, Any] = {"need_weights": weights, "average_attn_weights": mask != "per head"}
+    if mask in ("bool", "both"):
+        given["attn_mask"] = torch.rand(5, 6) > 0.7
+    elif mask == "float":
+        given["attn_mask"] = torch.randn(5, 6).double()
+    elif mask == "per head":
+        given["attn_mask"] = torch.randn(6, 5, 6).double()
+    if mask in ("padding", "both"):
+        given["key_padding_mask"] = torch.tensor([[False] * 4 + [True] * 2, [False] * 6])
+    call = (q, k, k) if first else tuple(t.transpose(0, 1) for t in (q, k, k))
+    for one, other in zip(original(*call, **given), changed(*call, **given), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert torch.allclose(one, other, atol=1e-12)
+
+
+def test_compact_multihead_attention_without_a_batch() -> None:
+    torch.manual_seed(0)
+    original = nn.MultiheadAttention(24, 3).double().eval()
+    x = torch.randn(5, 24).double()
+    for one, other in zip(original(x, x, x), make_compact_(copy.deepcopy(original))(x, x, x), strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+    odd = nn.MultiheadAttention(24, 3, add_bias_kv=True)
+    assert form_of(odd) is None, "a bias of keys is not known to the compact form"
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_scale_is_that_of_the_dense_head(fused: bool) -> None:
+    """Fused attention takes the root of whatever width comes: queries and keys make up for it."""
+    model, x = family("timm vit")
+    for block in model.blocks:
+        block.attn.fused_attn = fused
+    groups = compress.find_groups(model, x, BOTH)
+    plan = Plan.build(model, groups, some(groups, 0.25))
+    assert bool(plan.scales) == fused
+    zeroed = run(plan.zero_(copy.deepcopy(model)), x)
+    assert distance(run(plan.apply_(copy.deepcopy(model)), x), zeroed) < 1e-10
+    plan.scales = []
+    if fused:
+        assert distance(run(plan.apply_(copy.deepcopy(model)), x), zeroed) > 1e-3, "without it the function is another"
+
+
+def test_two_cuts_are_one_plan() -> None:
+    model, x = family("timm vit")
+    groups = compress.find_groups(model, x, BOTH)
+    first = Plan.build(model, groups, some(groups, 0.6))
+    half = first.apply_(copy.deepcopy(model))
+    again = compress.find_groups(half, x, BOTH)
+    second = Plan.build(half, again, some(again, 0.5))
+    expected = run(second.apply_(copy.deepcopy(half)), x)
+    assert distance(run(first.then(second).apply_(copy.deepcopy(model)), x), expected) < 1e-12
+
+
+class Rooted(Own):
+    """Its scale follows from the width of what it multiplies, in Python, where no operator shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        weights = (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
+        out: Tensor = self.head(x + self.out((weights @ v).transpose(1, 2).flatten(2)))
+        return out
+
+
+@pytest.mark.parametrize("small", [1.0, 1e-2])
+def test_scale_that_code_takes_from_the_width_is_refused(small: float) -> None:
+    """Even where queries and keys are so small that single precision would hardly see it."""
+    torch.manual_seed(0)
+    model = Rooted()
+    with torch.no_grad():
+        model.q.weight.mul_(small)
+        model.k.weight.mul_(small)
+    groups = compress.find_groups(model, torch.randn(2, 7, 24), BOTH)
+    assert [g.name for g in groups] == ["v"]
+    assert any(r.name == "q" and "differ" in r.reason for r in groups.refused)
+
+
+class Normed(Own):
+    """Norms over a head's queries and keys mix their dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        out = attend(self.norm(q), self.norm(k), v, self.scale)
+        return self.head(x + self.out(join_heads(out)))  # type: ignore[no-any-return]
+
+
+def test_norms_over_a_head_refuse_queries_and_keys_and_leave_the_values() -> None:
+    groups = compress.find_groups(Normed(), torch.randn(2, 7, 24), BOTH)
+    assert [g.name for g in groups] == ["v"]
+    assert any("mixed by a layer norm" in r.reason for r in groups.refused)
+
+
+class Known(nn.Module):
+    """Attention for one width only: the last reshape takes the width of the input."""
+
+    def __init__(self, width: int = 24, heads: int = 3) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, (width // heads) ** -0.5
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4).unbind(0)
+        out = attend(q, k, v, self.scale)
+        return self.proj(out.transpose(1, 2).reshape(b, n, c))  # type: ignore[no-any-return]
+
+
+def test_attention_of_ones_own_gets_a_compact_form_in_a_few_lines() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(Known(), nn.Linear(24, 5)).double()
+    x = torch.randn(2, 7, 24).double()
+    before = compress.find_groups(network, x, BOTH)
+    assert not len(before)
+    assert any("does not run at another width" in r.reason for r in before.refused)
+
+    @compact
+    class Told(Known):
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = (split_heads(t, self.heads) for t in self.qkv(x).chunk(3, -1))
+            return self.proj(join_heads(attend(q, k, v, self.scale)))  # type: ignore[no-any-return]
+
+    groups = compress.find_groups(network, x, BOTH)
+    assert [(g.name, g.width) for g in groups] == [("0.qkv", 8)]
+    plan = Plan.build(network, groups, {"0.qkv": [0, 3, 4]})
+    zeroed = run(plan.zero_(copy.deepcopy(network)), x)
+    assert distance(run(plan.apply_(copy.deepcopy(network)), x), zeroed) < 1e-12
+    with pytest.raises(TypeError, match="expected a subclass of the attention it stands for"):
+        compact(nn.Module)
+    with pytest.raises(compress.PlanError, match=r"expected .*Known, which has a compact form; got Linear"):
+        plan.apply_(nn.Sequential(nn.Linear(24, 24), nn.Linear(24, 5)))
+
+
+@pytest.mark.parametrize("target", [{"attention": True}, {"mlp": True}, {}])
+def test_target_says_what_is_offered(target: dict[str, bool]) -> None:
+    model, x = family("timm vit")
+    groups = compress.find_groups(model, x, Target(channels=False, **target))
+    kinds = {g.kind for g in groups}
+    assert kinds == set(target)
+    off = {"attention", "mlp"} - kinds
+    assert {r.reason for r in groups.refused if r.kind in off} >= {f"target.{kind} is off" for kind in off}
+    assert {g.kind for g in compress.find_groups(model, x, Target())} == {"mlp"}, "inner channels are theirs as well"
+
+
+def test_parameters_and_multiply_adds_of_table_4_3() -> None:
+    """MSA 4 rho d^2 and 4 rho n d^2 + 2 rho n^2 d, MLP 2 rho d d_m and 2 rho n d d_m, biases beside."""
+    d, heads, hidden = 48, 4, 96
+    model = torchvision.models.VisionTransformer(32, 8, 1, heads, d, hidden, num_classes=7).double().eval()
+    x = torch.randn(1, 3, 32, 32).double()
+    groups = compress.find_groups(model, x, BOTH)
+    n = 17  # tokens: sixteen patches and the class
+    names = groups.cost.names
+    msa, mlp = (next(i for i, m in enumerate(names) if w in m) for w in ("self_attention", "mlp"))
+    full = groups.cost.widths
+    for left in (1, 3, 6, 9, 12):
+        widths = full.copy()
+        widths[msa] = left
+        rho = left / 12
+        gone = int(groups.cost.params(full) - groups.cost.params(widths))
+        assert gone == round((1 - rho) * (4 * d * d + 3 * d)), "and the biases of queries, keys and values"
+        gone = int(groups.cost.macs(full) - groups.cost.macs(widths))
+        assert gone == round((1 - rho) * (4 * n * d * d + 2 * n * n * d))
+    for left in (2, 48, 96):
+        widths = full.copy()
+        widths[mlp] = left
+        rho = left / hidden
+        assert int(groups.cost.params(full) - groups.cost.params(widths)) == round(
+            (1 - rho) * (2 * d * hidden + hidden)
+        )
+        assert int(groups.cost.macs(full) - groups.cost.macs(widths)) == round((1 - rho) * 2 * n * d * hidden)
