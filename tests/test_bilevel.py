@@ -68,7 +68,7 @@ def on_example(cls: type[Scored], steps: int = 4000, start: tuple[float, float] 
 
 @pytest.mark.parametrize(("lam", "beta"), [(10.0, 10.0), (4.0, 6.0), (20.0, 5.0), (8.0, 30.0)])
 def test_rarts_converges_to_the_closed_form_of_example_2_4(lam: float, beta: float) -> None:
-    search = on_example(Rarts, steps=20000, **{"lambda": lam, "beta": beta, "lr": 0.01})
+    search = on_example(Rarts, steps=2000, **{"lambda": lam, "beta": beta, "lr": 0.02})
     d = 4 * beta * lam - beta - 2 * lam
     w, u, a = (4 * beta * lam - 2 * beta) / d, (4 * beta * lam - 2 * beta - 4 * lam) / d, 4 * beta * lam / d
     assert float(search.job.model.w.detach()) == pytest.approx(w, abs=1e-4)
@@ -77,21 +77,21 @@ def test_rarts_converges_to_the_closed_form_of_example_2_4(lam: float, beta: flo
 
 
 def test_rarts_comes_near_the_true_minimiser_as_lambda_and_beta_grow() -> None:
-    search = on_example(Rarts, steps=60000, **{"lambda": 60.0, "beta": 60.0, "lr": 0.002})
+    search = on_example(Rarts, steps=4000, **{"lambda": 60.0, "beta": 60.0, "lr": 0.006})
     assert abs(float(search.alpha[0].detach()) - 1) < 0.02
     assert abs(float(search.job.model.w.detach()) - 1) < 0.02
 
 
 @pytest.mark.parametrize(("cls", "settings"), [(Darts1, {}), (Milenas, {"lambda": 0.5}), (Milenas, {"lambda": 2.0})])
 def test_first_order_rivals_go_to_the_spurious_equilibrium(cls: type[Scored], settings: dict[str, Any]) -> None:
-    search = on_example(cls, start=(1.9, 1.8), lr=0.02, steps=8000, **settings)
+    search = on_example(cls, start=(1.9, 1.8), lr=0.05, steps=2000, **settings)
     assert float(search.job.model.w.detach()) == pytest.approx(2, abs=1e-3)
     assert float(search.alpha[0].detach()) == pytest.approx(2, abs=1e-3)
 
 
 def test_second_order_darts_looks_ahead_and_comes_nearer() -> None:
     """With xi = 1/2 the step ahead lands on the inner minimiser w*(a) = a: the true (1, 1)."""
-    search = on_example(Darts2, lr=0.5, alpha={"lr": 0.05}, steps=4000)
+    search = on_example(Darts2, lr=0.5, alpha={"lr": 0.05}, steps=800)
     assert float(search.alpha[0].detach()) == pytest.approx(1, abs=1e-3)
     assert float(search.job.model.w.detach()) == pytest.approx(1, abs=1e-3)
 

@@ -40,6 +40,14 @@ def _digits() -> nn.Module:
     return Network(16)
 
 
+def _swin() -> nn.Module:
+    return torchvision.models.SwinTransformer([4, 4], 32, [1, 1], [2, 4], [4, 4], num_classes=10)
+
+
+def _vit() -> nn.Module:
+    return torchvision.models.VisionTransformer(32, 8, 2, 4, 64, 128, num_classes=10)
+
+
 RUNS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "magnitude_half": (_cifar, (3, 32, 32), 10),
     "quickstart": (_digits, (1, 8, 8), 10),
@@ -50,6 +58,9 @@ RUNS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "preresnet164_cifar10_60": (_preresnet, (3, 32, 32), 10),
     "preresnet164_cifar100_40": (_preresnet, (3, 32, 32), 10),
     "preresnet164_cifar100_60": (_preresnet, (3, 32, 32), 10),
+    "deit_s_imagenet_50": (_vit, (3, 32, 32), 10),
+    "vit_tiny_quickstart": (_vit, (3, 32, 32), 10),
+    **{f"swin_t_{d}_{p}": (_swin, (3, 32, 32), 10) for d in ("cifar100", "imagenet20") for p in (20, 40, 60, 80)},
     "resnet50_imagenet_netslim": (lambda: torchvision.models.resnet50(num_classes=10), (3, 64, 64), 10),
 }
 
