@@ -104,6 +104,11 @@ def select(groups: Groups, model: nn.Module, target: Target) -> None:
         groups.refuse([g for g in groups if not _writes(g, include)], "not in target.include")
     groups.refuse([g for g in groups if _writes(g, exclude)], "in target.exclude")
     groups.refuse([g for g in groups if g.width == 1], "has one dimension only")
+    if narrow := [g.name for g in groups if g.width <= target.round_to > 1]:
+        groups.notes.append(
+            f"{len(narrow)} groups have no more than target.round_to = {target.round_to} dimensions, {narrow[0]} among "
+            "them, and stay whole; lower round_to"
+        )
 
 
 def _writes(group: Group, modules: set[str]) -> bool:

@@ -65,7 +65,7 @@ def _failing(model: nn.Module, groups: Groups, some: Sequence[Group]) -> dict[st
     if problem is None:
         return {}
     if len(some) == 1:
-        return {some[0].name: str(problem)}
+        return {some[0].name: f"{problem}{_advice(model, some[0], problem)}"}
     half = len(some) // 2
     first, second = list(some[:half]), list(some[half:])
     if isinstance(problem, _Stuck) and problem.module:  # those that lie where it stopped are the first to suspect
@@ -74,6 +74,14 @@ def _failing(model: nn.Module, groups: Groups, some: Sequence[Group]) -> dict[st
             first, second = inside, [g for g in some if g not in inside]
     found = _failing(model, groups, first) | _failing(model, groups, second)
     return found or {g.name: f"only together with others: {problem}" for g in some}
+
+
+def _advice(model: nn.Module, group: Group, problem: str | _Stuck) -> str:
+    """What a user can do about attention that knows one width only."""
+    if not group.product or not isinstance(problem, _Stuck) or not problem.module:
+        return ""
+    kind = type(model.get_submodule(problem.module)).__name__
+    return f". A compact form of {kind} would do: see compress/attention.py"
 
 
 def _difference(

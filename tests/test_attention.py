@@ -58,6 +58,25 @@ class Own(nn.Module):
         return out
 
 
+class Logits(nn.Module):
+    """A network of transformers, called with images alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).logits  # type: ignore[no-any-return]
+
+
+def _hugging(name: str, **settings: Any) -> tuple[nn.Module, Tensor]:
+    library = pytest.importorskip("transformers")
+    shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 8}
+    swin = {"patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+    config = getattr(library, f"{name}Config")(image_size=32, **(swin if name == "Swin" else shape), **settings)
+    return Logits(getattr(library, f"{name}ForImageClassification")(config)), torch.randn(2, 3, 32, 32)
+
+
 FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # and how many groups of attention
     "timm vit": (_timm("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=7), 2),
     "timm vit, pooled, layer scale": (
@@ -84,6 +103,11 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
     "torchvision swin v2": (lambda: _swin(True, (64, 72)), 4),
     "torch encoder": (lambda: _encoder(True), 2),
     "torch encoder, batch second": (lambda: _encoder(False), 2),
+    "transformers vit": (lambda: _hugging("ViT", intermediate_size=96, attn_implementation="sdpa"), 2),
+    "transformers vit, eager": (lambda: _hugging("ViT", intermediate_size=96, attn_implementation="eager"), 2),
+    "transformers deit": (lambda: _hugging("DeiT", intermediate_size=96), 2),
+    "transformers dinov2": (lambda: _hugging("Dinov2"), 2),
+    "transformers swin": (lambda: _hugging("Swin"), 4),
     "own": (lambda: (Own(), torch.randn(2, 7, 24)), 2),
 }
 
@@ -311,6 +335,7 @@ def test_attention_of_ones_own_gets_a_compact_form_in_a_few_lines() -> None:
     before = compress.find_groups(network, x, BOTH)
     assert not len(before)
     assert any("does not run at another width" in r.reason for r in before.refused)
+    assert any("A compact form of Known would do: see compress/attention.py" in r.reason for r in before.refused)
 
     @compact
     class Told(Known):
@@ -366,3 +391,73 @@ def test_parameters_and_multiply_adds_of_table_4_3() -> None:
             (1 - rho) * (2 * d * hidden + hidden)
         )
         assert int(groups.cost.macs(full) - groups.cost.macs(widths)) == round((1 - rho) * 2 * n * d * hidden)
+
+
+def test_swin_t_brackets_tables_4_4_and_4_5() -> None:
+    """Parameters in millions and multiply-adds in billions, every layer giving the same part."""
+    model = torchvision.models.swin_t(num_classes=20).eval()
+    cost = compress.find_groups(model, torch.randn(1, 3, 224, 224), BOTH).cost
+    assert int(cost.params(cost.widths)) == pytest.approx(27.53e6, rel=0.001)
+    assert int(cost.macs(cost.widths)) == pytest.approx(4.49e9, rel=0.001)
+    tables = {20: (20.34, 23.28, 3.53, 3.65), 40: (14.61, 17.89, 2.60, 2.82), 60: (10.06, 11.92, 1.73, 1.93)}
+    tables[80] = (5.93, 7.17, 0.92, 1.09)
+    for pruned, (few, many, fast, slow) in tables.items():
+        widths = np.rint((1 - pruned / 100) * cost.widths).astype(np.int64)
+        params, macs = int(cost.params(widths)) / 1e6, int(cost.macs(widths)) / 1e9
+        assert 0.95 * few < params < 1.05 * many, (pruned, params)
+        assert 0.95 * fast < macs < 1.05 * slow, (pruned, macs)
+
+
+def test_round_to_beyond_a_head_is_noted() -> None:
+    model, x = family("timm vit")
+    groups = compress.find_groups(model, x, Target(channels=False, attention=True, round_to=64))
+    assert any("no more than target.round_to = 64 dimensions" in note for note in groups.notes)
+
+
+class Small(nn.Module):
+    """One block of attention and one MLP over five tokens, then the mean."""
+
+    def __init__(self, width: int = 12, heads: int = 2, hidden: int = 10) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, (width // heads) ** -0.5
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2, self.head = nn.Linear(width, hidden), nn.Linear(hidden, width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split_heads(t, self.heads) for t in self.qkv(x).chunk(3, -1))
+        x = x + self.proj(join_heads(attend(q, k, v, self.scale)))
+        x = x + self.fc2(torch.nn.functional.gelu(self.fc1(x)))
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("method", ["netslim", "rarts", "taylor"])
+def test_planted_useless_dimensions_of_heads_and_mlps_come_last(method: str, seed: int) -> None:
+    """Labels come from a network in which two dimensions of every head and three hidden ones do nothing."""
+    torch.manual_seed(seed)
+    truth = Small()
+    dead, idle = sorted(torch.randperm(6)[:2].tolist()), sorted(torch.randperm(10)[:3].tolist())
+    with torch.no_grad():
+        for p in truth.parameters():
+            p.copy_(torch.randn_like(p) * (0.3 if p.ndim < 2 else 2.0 / p[0].numel() ** 0.5))
+        rows = [part * 12 + head * 6 + d for part in range(3) for head in range(2) for d in dead]
+        truth.qkv.weight[rows], truth.qkv.bias[rows] = 0, 0
+        truth.proj.weight[:, [head * 6 + d for head in range(2) for d in dead]] = 0
+        truth.fc1.bias[idle] = -30  # never above zero, with large weights all the same
+        x = torch.randn(1024, 5, 12)
+        y = truth(x).argmax(-1)
+    data = list(zip(x.split(64), y.split(64), strict=True))
+    model = copy.deepcopy(truth)
+    with torch.no_grad():
+        model.qkv.weight[rows] = 1e-3 * torch.randn(len(rows), 12)
+    search = {"method": method, "epochs": 4} | ({} if method == "taylor" else {"lr": 0.01})
+    recipe = {
+        "budget": {"dims": 11 / 16},
+        "search": search,
+        "target": {"channels": False, "attention": True, "mlp": True},
+        "timing": {"repeats": 3},
+        "seed": seed,
+    }
+    keep = compress.prune(model, recipe, train=data, quiet=True).plan.keep
+    assert sorted(set(range(6)) - set(keep["qkv"])) == dead
+    assert sorted(set(range(10)) - set(keep["fc1"])) == idle
