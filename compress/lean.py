@@ -96,7 +96,10 @@ class _Read(torch.autograd.Function):
         others = [d for d in range(x.ndim) if d != where]
         of_factor = None
         if ctx.needs_input_grad[1]:
-            of_factor = (of_read * x).sum(others, dtype=factor.dtype)
+            if ctx.settings is not None and x.is_contiguous() and of_read.is_contiguous() and x.dtype == of_read.dtype:
+                of_factor = torch.linalg.vecdot(of_read.flatten(2), x.flatten(2)).sum(0, dtype=factor.dtype)
+            else:
+                of_factor = (of_read * x).sum(others, dtype=factor.dtype)
         of_x = None
         if ctx.needs_input_grad[0]:
             of_x = of_read.mul_(factor.to(of_read.dtype).view([-1 if d == where else 1 for d in range(x.ndim)]))
