@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import compress
 from compress.gates import fold_, scores
 from compress.search import Job, importance
+from compress.search.magnitude import MagnitudeConfig
 from compress.search.netslim import Netslim, NetslimConfig
 from compress.search.random import RandomConfig
 
@@ -221,6 +222,20 @@ def test_planted_useless_channels_are_ranked_last(norm: bool, proximal: bool, se
         for one in data:
             search.step(one)
     ranked = search.importance()["0"].argsort().tolist()
+    assert set(ranked[:3]) == useless
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_magnitude_finds_the_planted_channels_in_a_network_that_was_trained(seed: int) -> None:
+    model, data, useless = planted(False, seed)
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.2, weight_decay=1e-3)
+    for _ in range(20):
+        for x, y in data:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    groups = compress.find_groups(model, data[0][0])
+    ranked = importance(MagnitudeConfig(), model, groups)["0"].argsort().tolist()
     assert set(ranked[:3]) == useless
 
 
