@@ -162,6 +162,17 @@ def test_group_whose_scores_all_reach_zero_keeps_the_least_and_is_named_once() -
     assert len(pruned.plan.keep[name]) == 3
 
 
+def test_learned_budget_that_cuts_nothing_says_so() -> None:
+    train, val = loaders(count=256)
+    search = {"method": "rarts", "epochs": "2 steps", "gamma": 1e-6, "proximal": True}
+    with pytest.warns(UserWarning, match=r"no score came to zero, so nothing is cut: raise search\.gamma"):
+        pruned = compress.prune(
+            dense(), {"budget": "auto", "search": search, "timing": {"repeats": 3}}, train=train, val=val, quiet=True
+        )
+    assert pruned.report.pruned.macs == pruned.report.dense.macs
+    assert any(note.startswith("no score came to zero") for note in pruned.report.notes)
+
+
 @pytest.mark.parametrize(
     ("search", "match"),
     [

@@ -118,6 +118,8 @@ def made(atoms: Atoms, call: Call) -> Value:
 def rectify(atoms: Atoms, call: Call) -> Value:
     value = call.input
     out = Value(value.shape, list(value.labels), constant=value.constant)
+    if len(value.shape) > 2:
+        atoms.mark(out.labels[-1], "tokens")
     if value.norm and not value.norm[1] and (call.op == "relu" or (call["min_val"] == 0 and call["max_val"] == 6)):
         out.norm = (value.norm[0], "relu" if call.op == "relu" else "relu6")
     return out
