@@ -7,7 +7,16 @@ from setuptools import find_packages, setup
 ONNX = ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3", "onnxslim>=0.1.48"]
 MMDET = ["mmdet>=3.3", "mmengine>=0.10.7"]  # mmcv is the user's own: compiled, or the `mmdet-lite` extra's
 MMDET_LITE = [*MMDET, "mmcv-lite>=2.0.0rc4,<2.2"]
-DEV = ["hypothesis>=6.100", "jsonschema>=4", "mypy>=1.13", "pre-commit>=4", "pytest>=8", "ruff>=0.8", "transformers>=5", "types-PyYAML"]
+DEV = [
+    "hypothesis>=6.100",
+    "jsonschema>=4",
+    "mypy>=1.13",
+    "pre-commit>=4",
+    "pytest>=8",
+    "ruff>=0.8",
+    "transformers>=5",
+    "types-PyYAML",
+]
 
 setup(
     name="compress",
