@@ -1,4 +1,7 @@
-"""Gates: one score per dimension of a group, as a factor on the columns that read it."""
+"""Gates: one score per dimension of a group, as a factor on the columns that read it.
+
+Where a product of activations reads it (queries and keys), the factor is on the rows that write it.
+"""
 
 from __future__ import annotations
 

@@ -85,7 +85,9 @@ class Plan:
 
     @torch.no_grad()
     def zero_(self, model: nn.Module) -> nn.Module:
-        """Zero the dropped dimensions where they are read: the function that slicing preserves.
+        """Zero the dropped dimensions where scores stand, which is where they are read or, for products, written.
+
+        That is the function which slicing preserves.
 
         Raises:
             PlanError: the plan was made for another model.

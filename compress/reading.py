@@ -140,7 +140,10 @@ def _places(node: Any, path: Key = ()) -> Iterator[tuple[Key, tuple[int, int]]]:
 
 def _explain(error: Any, data: Mapping[str, Any], places: Places, origin: str) -> str:
     """One line: where, what was expected, what came, what to do."""
-    path = tuple(error["loc"])
+    path, kind, text = tuple(error["loc"]), error["type"], error["msg"].removeprefix("Value error, ")
+    if not path and ": " in text:  # sections that do not go together: the text begins with the one to mend
+        section, _, text = text.partition(": ")
+        path = (section,)
     while (
         path and path not in places and len(path) > 1 and not isinstance(_at(data, path[:-1]), (Mapping, list, tuple))
     ):
@@ -148,7 +151,6 @@ def _explain(error: Any, data: Mapping[str, Any], places: Places, origin: str) -
     where = ".".join(map(str, path)) + places.of(path)
     other = places.get(path, places.get(path[:-1], (origin,)))[0]
     where += f" of {other}" if other != origin else ""
-    kind, text = error["type"], error["msg"].removeprefix("Value error, ")
     if kind == "extra_forbidden":
         known = _fields(path[:-1], data)
         return f"{where}: expected one of {', '.join(known)}; got {path[-1]!r}.{_nearest(path[-1], known)}"

@@ -183,8 +183,9 @@ def test_learned_budget_that_cuts_nothing_says_so() -> None:
     ],
 )
 def test_learned_budget_needs_scores_that_reach_zero(search: dict[str, Any], match: str) -> None:
-    with pytest.raises(compress.RecipeError, match=match):
+    with pytest.raises(compress.RecipeError, match=match) as caught:
         Recipe.load({"budget": "auto", "search": search})
+    assert "mend\n  budget: auto keeps" in str(caught.value), "it says where"
 
 
 @pytest.mark.parametrize(
