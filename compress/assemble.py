@@ -15,8 +15,10 @@ from .groups import Attribute, Group, Groups, Index, Refused, Slot
 from .tracing import Trace
 from .tracing.atoms import Atoms, Labels
 
-KINDS = ("channels", "residual", "attention", "mlp")
+KINDS = ("channels", "residual", "attention", "mlp", "heads", "embedding")
 ROOT = 0.25  # of the width, on queries and on keys, keeps what a product divides by its root
+COUNTS = ("heads", "nhead", "n_head", "num_head")  # attributes that count heads may happen to equal a width
+STATISTICS = (".running_mean", ".running_var")
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
@@ -48,8 +50,11 @@ class _Classes:
     when: Index  # class -> how early that is
     read: set[int]  # places that read
     product: NDArray[np.bool_]  # class -> whether a product of activations reads it
+    weighed: NDArray[np.bool_]  # class -> whether it is what attention weighs
     rooted: NDArray[np.bool_]  # class -> whether that product is divided by the root of the width
+    normed: NDArray[np.bool_]  # class -> whether it passes through a norm over it
     factors: set[int]  # places that are factors on what rows write
+    affine: set[int]  # those, and the weights and biases of norms
 
     @classmethod
     def of(cls, atoms: Atoms, places: _Places) -> _Classes:
@@ -61,35 +66,52 @@ class _Classes:
         for time, labels in reversed(list(enumerate(atoms.marks("written")))):
             writers[roots[labels]], when[roots[labels]] = place_of[labels], time
         product, plain = atoms.marked("product", roots), np.where(atoms.marked("tokens", roots), 3, 0)
-        kinds = np.where(atoms.marked("multiplied", roots), 2, np.where(atoms.marked("added", roots), 1, plain))
+        multiplied = np.where(product, 2, 4) if atoms.heads else 2
+        kinds = np.where(atoms.marked("added", roots), 1, plain)
+        normed, stream = atoms.marked("normed", roots) | atoms.marked("bent", roots), kinds == 1
+        kinds = np.where(normed & stream, 5, kinds)
+        kinds = np.where(atoms.marked("multiplied", roots), multiplied, kinds)
         reasons, texts = atoms.reasons(roots)
+        reasons[normed & ~stream & ~product & (reasons < 0)] = len(texts)
+        texts.append("is mixed by a layer norm")
         both = roots[atoms.marked_atoms("read") & atoms.marked_atoms("written")]
         reasons[both[reasons[both] < 0]] = len(texts)
         reasons[(writers >= 0) & ~atoms.marked("read", roots) & ~product & (reasons < 0)] = len(texts) + 1
         reasons[product & atoms.marked("changed", roots) & (reasons < 0)] = len(texts) + 2
         texts += ["is read and written through the same parameter", "nothing reads it"]
-        reasons[atoms.marked("rooted", roots) & atoms.marked("bent", roots) & (reasons < 0)] = len(texts) + 3
+        rooted, mended = atoms.marked("rooted", roots), atoms.marked("affine", roots)
+        reasons[rooted & normed & ~mended & (reasons < 0)] = len(texts) + 3
         texts += ["is multiplied with an activation, and changed before a layer reads it"]
         texts += ["is divided by its norm, and its product by the root of its width"]
 
         def places_with(mark: str) -> set[int]:
             return {int(n) for labels in atoms.marks(mark) for n in np.unique(place_of[labels]) if n >= 0}
 
-        rooted, factors = atoms.marked("rooted", roots), places_with("factor")
-        return cls(roots, kinds, reasons, texts, writers, when, places_with("read"), product, rooted, factors)
+        read, factors, affine = (places_with(mark) for mark in ("read", "factor", "affine"))
+        weighed = atoms.marked("weighed", roots)
+        return cls(roots, kinds, reasons, texts, writers, when, read, product, weighed, rooted, normed, factors, affine)
 
     def role(self, one: int, place: int) -> tuple[bool, float]:
         """Whether a score of this class stands in this place, and the power of the width that goes there.
 
         A product of queries and keys is divided by the root of their width: each takes a fourth root along, and so do
-        values, which the layer that reads them makes good.
+        values, which the layer that reads them makes good. Where queries and keys are normed, the norm's weights do. A
+        stream that is normed is zero where it is written, and where a norm gives it back.
         """
-        if not self.product[one]:
+        if not self.product[one] and KINDS[int(self.kinds[one])] != "embedding":
             return place in self.read, 0.0
         written = place not in self.read and place not in self.factors
         if not self.rooted[one]:
             return written, 0.0
+        if self.normed[one]:
+            return written, ROOT if place in self.affine else 0.0
         return written, ROOT if written else -ROOT if place in self.read else 0.0
+
+    def part(self, one: int) -> str:
+        """Of attention: qk, v, or qkv where they go together."""
+        if KINDS[int(self.kinds[one])] != "attention":
+            return ""
+        return ("qk" if self.product[one] else "") + ("v" if self.weighed[one] or not self.product[one] else "")
 
     def alike(self, places: _Places) -> list[Index]:
         """The written classes, those together that lie in the same places, each as often; in the order of the run.
@@ -126,7 +148,8 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
         key = places.keys[int(classes.writers[group[0]])]
         root = key[0].removesuffix(".weight") if key else "?"
         names[root] += 1
-        name = root if names[root] == 1 else f"{root}:{names[root]}"
+        part = classes.part(int(group[0]))
+        name = root if names[root] == 1 else f"{root}:{part if part == 'v' and names[root] == 2 else names[root]}"
         kind, why = KINDS[int(classes.kinds[group[0]])], int(classes.reasons[group[0]])
         if why >= 0:
             refused.append(Refused(name, kind, len(group), classes.texts[why]))
@@ -135,8 +158,9 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
         for p, index in positions[number].items():
             reads, power = classes.role(int(group[0]), p)
             if (key := places.keys[p]) is not None:
-                slots.append(Slot(*key, index, reads, power))
-        offered.append(Group(name, kind, len(group), tuple(slots), bool(classes.product[group[0]])))
+                slots.append(Slot(*key, index, reads and not key[0].endswith(STATISTICS), power))
+        by_rows = bool(classes.product[group[0]]) or kind == "embedding"
+        offered.append(Group(name, kind, len(group), tuple(slots), by_rows, part))
         shares[name] = {place: index.shape[1] for place, index in positions[number].items()}
     cost = Cost.build(model, offered, shares, places.keys, [labels.size for labels in places.labels], terms)
     attributes = _attributes(model, atoms, places)
@@ -151,6 +175,7 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
         trace.parts,
         trace.notes,
         atoms.norms,
+        {*atoms.forms, *atoms.later},
         atoms.readers,
     )
 
@@ -220,6 +245,8 @@ def _hinted(model: nn.Module, hints: list[tuple[Any, int]], known: list[Attribut
     for hint, place in hints:
         for name, value in vars(modules[hint.module]).items() if hint.module in modules else ():
             key = (hint.module, name)
-            if type(value) is int and value == hint.size and key not in taken:
+            if type(value) is not int or value != hint.size or key in taken:
+                continue
+            if hint.word in name if hint.word else not name.endswith(COUNTS):
                 found.setdefault(key, Attribute(hint.module, name, place))
     return list(found.values())

@@ -9,8 +9,14 @@ exports as before. A compact form of your own takes a dozen lines:
     @compact
     class Mine(Attention):                          # the class as it is in your code
         def forward(self, x):
-            q, k, v = (split_heads(t, self.num_heads) for t in self.qkv(x).chunk(3, -1))
+            q, k, v = (split_heads(t, self.num_heads) for t in apart(self.qkv(x), self.proj.in_features))
             return self.proj(join_heads(attend(q, k, v, self.scale)))
+
+`apart` takes a fused projection to pieces that need not be of one width, so that queries and keys may be cut in one way
+and values in another. A form may have `fits(module)` (whether it can stand for this one), `note_(module)` (keeps what
+the dense module knows and the compact one would not, such as the scale), and `when`: "apart" if the original code will
+do unless queries and keys are scored apart from values, "cut" if the original is to be followed and only a module that
+was cut takes the form.
 """
 
 from __future__ import annotations
@@ -47,17 +53,45 @@ def form_of(module: nn.Module) -> type[nn.Module] | None:
     return form if form is not None and (fits is None or fits(module)) else None
 
 
+def when(form: type[nn.Module]) -> str:
+    """When modules take this form: always, apart or cut."""
+    return str(getattr(form, "when", "always"))
+
+
+def take_(module: nn.Module) -> None:
+    """Give a module its compact form; the function is the same.
+
+    Raises:
+        TypeError: it has none.
+    """
+    form = form_of(module)
+    if form is None:
+        raise TypeError(f"{type(module).__name__} has no compact form")
+    if type(module) is not form:
+        note = getattr(form, "note_", None)
+        if note is not None:
+            note(module)
+        module.__class__ = form
+
+
 def name_of(form: type[nn.Module]) -> str:
     """As a plan has it."""
     return f"{form.__bases__[0].__module__}.{form.__bases__[0].__qualname__}"
 
 
-def make_compact_(model: nn.Module) -> nn.Module:
-    """Give every module that has a compact form that form; the function is the same."""
+def make_compact_(model: nn.Module, apart: bool = False) -> nn.Module:
+    """Give every module that is to be followed in its compact form that form; the function is the same."""
     for module in model.modules():
-        if (form := form_of(module)) is not None:
-            module.__class__ = form
+        form = form_of(module)
+        if form is not None and when(form) in ("always", "apart" if apart else "always"):
+            take_(module)
     return model
+
+
+def apart(x: Tensor, values: int, dim: int = -1) -> tuple[Tensor, ...]:
+    """A fused projection's queries, keys and values, of which the last are so wide."""
+    keys = (x.shape[dim] - values) // 2
+    return torch.split_with_sizes(x, [keys, keys, values], dim)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -86,9 +120,9 @@ def cosine(q: Tensor, k: Tensor, logit_scale: Tensor) -> Tensor:
     return F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).transpose(-2, -1) * factor
 
 
-def without_keys(bias: Tensor) -> Tensor:
-    """A bias of queries, keys and values, with that of the keys at zero."""
-    q, k, v = bias.chunk(3)
+def without_keys(bias: Tensor, values: int) -> Tensor:
+    """A bias of queries, keys and values, with that of the keys at zero; the last are so wide."""
+    q, k, v = apart(bias, values)
     return torch.cat([q, torch.zeros_like(k), v])
 
 
@@ -97,6 +131,11 @@ class MultiheadAttention(nn.MultiheadAttention):
     """torch's own, without the fast path that transformer layers take around it."""
 
     _qkv_same_embed_dim = property(lambda self: False)
+    scale: float
+
+    @staticmethod
+    def note_(module: Any) -> None:
+        module.scale = (module.embed_dim // module.num_heads) ** -0.5
 
     @staticmethod
     def fits(module: Any) -> bool:
@@ -120,11 +159,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             inputs = [t.unsqueeze(0) for t in inputs]
         elif not first:
             inputs = [t.transpose(0, 1) for t in inputs]
-        rows = self.in_proj_weight.chunk(3)
-        shifts = self.in_proj_bias.chunk(3) if self.in_proj_bias is not None else (None, None, None)
+        values = self.out_proj.in_features
+        rows = apart(self.in_proj_weight, values, 0)
+        shifts = apart(self.in_proj_bias, values) if self.in_proj_bias is not None else (None, None, None)
         q, k, v = (split_heads(F.linear(*part), self.num_heads) for part in zip(inputs, rows, shifts, strict=True))
         bias = self._bias(q, k, key_padding_mask, attn_mask, is_causal)
-        scale, dropout = (self.embed_dim // self.num_heads) ** -0.5, self.dropout if self.training else 0.0
+        scale, dropout = self.scale, self.dropout if self.training else 0.0
         weights: Tensor | None = None
         if need_weights:
             scores = scale * q @ k.transpose(-2, -1)

@@ -28,11 +28,11 @@ class BudgetError(ValueError):
 
 @dataclass(frozen=True)
 class Bounds:
-    """The widths that a group may get: `least`, the multiples of `round_to` above it, and at most `full`."""
+    """The widths that a group may get: `least`, the multiples of `step` above it, and at most `full`."""
 
     least: Int
     full: Int
-    round_to: int
+    step: Int
 
     @classmethod
     def of(cls, groups: Groups, target: Target, dense: Mapping[str, int] | None = None) -> Bounds:
@@ -42,21 +42,24 @@ class Bounds:
             ValueError: a pattern in `target.bounds` is wrong, matches no group, or leaves a group no width.
         """
         full = groups.cost.widths.copy()
-        least = np.maximum(np.minimum(_next(target.min_keep, target.round_to), full), 1)
+        whole = np.array([g.kind == "heads" for g in groups], dtype=bool)  # a head is many dimensions
+        step = np.where(whole, 1, target.round_to * groups.cost.ways)
+        least = np.minimum(-(-np.where(whole, 1, target.min_keep * groups.cost.ways) // step) * step, full)
         for i, bound in _matching(groups, target, strict=dense is None).items():
-            least[i], full[i] = _span(groups, i, bound, int(least[i]), target.round_to, dense or {})
-        return cls(least, full, target.round_to)
+            least[i], full[i] = _span(groups, i, bound, int(least[i]), int(step[i]), dense or {})
+        return cls(least, full, step)
 
     def up(self, kept: Int) -> Int:
         """The next allowed width above."""
-        rounded = -(-np.maximum(kept, self.least) // self.round_to) * self.round_to
+        rounded = -(-np.maximum(kept, self.least) // self.step) * self.step
         allowed: Int = np.minimum(rounded, self.full)
         return allowed
 
     def alive(self, groups: Groups, importance: Importance) -> Int:
         """The widths that hold every dimension of any importance."""
         values = _checked(groups, importance)
-        return self.up(np.array([(values[name] != 0).sum() for name in groups.cost.names], dtype=np.int64))
+        most = [g.ways * (values[g.name].reshape(g.ways, -1) != 0).sum(1).max() for g in groups]
+        return self.up(np.array(most, dtype=np.int64))
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,11 @@ class Ladder:
         """
         names = groups.cost.names
         values, ranked = _checked(groups, importance), rank(groups, importance, ranking, unit)
-        orders = [np.argsort(-values[name], kind="stable") for name in names]
-        heads = [ranked[n][order[:most]] for n, order, most in zip(names, orders, bounds.full, strict=True)]
+        orders = [_best_first(values[g.name], g.ways) for g in groups]
+        worth = [_level(ranked[g.name][order], g.ways) for g, order in zip(groups, orders, strict=True)]
         owners = np.repeat(np.arange(len(names)), bounds.full)
-        best_first = np.argsort(-np.concatenate([np.zeros(0), *heads]), kind="stable")
+        within = [value[:most] for value, most in zip(worth, bounds.full, strict=True)]
+        best_first = np.argsort(-np.concatenate([np.zeros(0), *within]), kind="stable")
         return cls(names, orders, owners[best_first], bounds)
 
     @property
@@ -92,6 +96,18 @@ class Ladder:
     def keep(self, widths: Int) -> dict[str, Int]:
         """The best dimensions of each group, so many as its width."""
         return {name: np.sort(self.orders[i][: widths[i]]) for i, name in enumerate(self.names)}
+
+
+def _best_first(value: Float, ways: int) -> Int:
+    """The dimensions in the order of their importance; where heads have their own, the best of each head, then ..."""
+    runs = np.argsort(-value.reshape(ways, -1), axis=1, kind="stable")
+    order: Int = (runs + np.arange(ways)[:, None] * runs.shape[1]).T.ravel()
+    return order
+
+
+def _level(ranked: Float, ways: int) -> Float:
+    """Those that go together count as much as they do on average."""
+    return np.repeat(ranked.reshape(-1, ways).mean(1), ways)
 
 
 def percent(fraction: float) -> str:
@@ -131,9 +147,8 @@ def rank(groups: Groups, importance: Importance, ranking: Ranking, unit: str) ->
         return {name: value / _mean_size(value) for name, value in values.items()}
     if ranking != "cost":
         raise ValueError(f"ranking: expected auto, cost, global or group; got {ranking!r}")
-    widths, measure = groups.cost.widths, _measure(groups, "macs" if unit in ("latency", "auto") else unit)
-    whole = int(measure(widths))
-    prices = whole - measure(widths - np.eye(len(widths), dtype=np.int64))
+    counted = "macs" if unit in ("latency", "auto") else unit
+    whole, prices = int(_measure(groups, counted)(groups.cost.widths)), groups.cost.prices(counted)
     return {
         name: values[name] / (price / whole) if price else np.full(len(values[name]), np.inf)
         for name, price in zip(groups.cost.names, prices.tolist(), strict=True)
@@ -153,9 +168,9 @@ def choose(
 ) -> dict[str, Int]:
     """Keep the most important dimensions over all groups that the budget has room for.
 
-    The cost of what is kept never exceeds the budget, and no group could keep one step (`round_to` dimensions) more
-    without exceeding it or its bounds. The widths are found by bisection on the ranking; what room is left is then
-    given to the groups in the order of their next best dimension.
+    The cost of what is kept never exceeds the budget, and no group could keep one step (`round_to` dimensions, or a
+    head) more without exceeding it or its bounds. The widths are found by bisection on the ranking; what room is left
+    is then given to the groups in the order of their next best dimension.
 
     Where the groups are already cut, `dense` has the dense widths that bounds refer to, and `limit` is the cost to stay
     within, in the budget's unit, in place of the budget's part of this network's. `measure` is another cost of widths.
@@ -189,7 +204,7 @@ def _fill(kept: Int, ladder: Ladder, measure: Callable[[Int], Any], room: int) -
     starts = np.concatenate([[0], np.cumsum(bounds.full)])
     open_groups = [g for g in range(len(kept)) if kept[g] < bounds.full[g]]
     for g in sorted(open_groups, key=lambda g: int(ranks[starts[g] + kept[g]])):
-        low, high = 0, int(-(-(bounds.full[g] - kept[g]) // bounds.round_to))
+        low, high = 0, int(-(-(bounds.full[g] - kept[g]) // bounds.step[g]))
         while low < high:
             middle = (low + high + 1) // 2
             fits = int(measure(_widened(kept, g, middle, bounds))) <= room
@@ -200,7 +215,7 @@ def _fill(kept: Int, ladder: Ladder, measure: Callable[[Int], Any], room: int) -
 
 def _widened(kept: Int, g: int, steps: int, bounds: Bounds) -> Int:
     wider = kept.copy()
-    wider[g] = min(kept[g] + steps * bounds.round_to, bounds.full[g])
+    wider[g] = min(kept[g] + steps * bounds.step[g], bounds.full[g])
     return wider
 
 

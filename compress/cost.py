@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,9 +44,10 @@ class Cost:
     names: tuple[str, ...]
     widths: Int
     sizes: Int  # of each place in the dense network, and 1 at the end
-    share: Int  # (place, group): positions that one dimension of the group takes there
+    share: Int  # (place, group): positions that one dimension of the group, in each of its ways, takes there
     parameter_terms: Sum
     mac_terms: Sum
+    ways: Int  # of each group: how many runs of dimensions are cut alike
 
     @classmethod
     def build(
@@ -75,11 +76,13 @@ class Cost:
             share,
             Sum.build(parameters, len(sizes)),
             Sum.build(terms, len(sizes)),
+            np.ones(len(groups), dtype=np.int64),
         )
 
     def at(self, kept: ArrayLike) -> Int:
         """The size of every place."""
-        sizes: Int = self.sizes - (self.widths - np.asarray(kept, dtype=np.int64)) @ self.share.T
+        gone = (self.widths - np.asarray(kept, dtype=np.int64)) // self.ways
+        sizes: Int = self.sizes - gone @ self.share.T
         return sizes
 
     def params(self, kept: ArrayLike) -> Int:
@@ -92,15 +95,21 @@ class Cost:
         total: Int = np.asarray(kept, dtype=np.int64).sum(-1)
         return total
 
+    def prices(self, unit: str) -> NDArray[np.float64]:
+        """What one dimension of each group costs in the dense network, in params, macs or dims."""
+        measure = getattr(self, unit)
+        less: Int = measure(self.widths - np.diag(self.ways))
+        each: NDArray[np.float64] = (int(measure(self.widths)) - less) / self.ways
+        return each
+
+    def with_ways(self, ways: Mapping[str, int]) -> Cost:
+        """The same network, some groups of which have their dimensions in so many runs."""
+        number = np.array([ways[name] for name in self.names], dtype=np.int64)
+        return replace(self, widths=self.widths * number // self.ways, ways=number)
+
     def without(self, names: Iterable[str]) -> Cost:
         """The same network with these groups left whole."""
         gone = set(names)
         stay = [i for i, name in enumerate(self.names) if name not in gone]
-        return Cost(
-            tuple(self.names[i] for i in stay),
-            self.widths[stay],
-            self.sizes,
-            self.share[:, stay],
-            self.parameter_terms,
-            self.mac_terms,
-        )
+        names = tuple(self.names[i] for i in stay)
+        return replace(self, names=names, widths=self.widths[stay], share=self.share[:, stay], ways=self.ways[stay])

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from .assemble import KINDS, assemble
 from .groups import Group, Groups
+from .heads import take_apart
 from .proof import prove
 from .recipe import Target
 from .tracing import TraceError, trace
@@ -39,13 +40,18 @@ def find_groups(model: nn.Module, example_inputs: Any, target: Target | None = N
 
 def _find(model: nn.Module, example_inputs: Any, target: Target) -> Groups:
     args, kwargs = _single(as_call(example_inputs))
+    way = {"heads": "heads" in words(target), "apart": bool({"qk", "v"} & words(target))}
     try:
-        found = trace(model, args, kwargs, target.one_path)
+        found = trace(model, args, kwargs, target.one_path, **way)
     except TraceError:
         args, kwargs = as_call(example_inputs)  # it may not run on a single example
-        found = trace(model, args, kwargs, target.one_path)
+        found = trace(model, args, kwargs, target.one_path, **way)
     groups = assemble(model, found)
     select(groups, model, target)
+    if "per_head" in words(target):
+        whole = assemble(model, trace(model, args, kwargs, target.one_path, heads=True, apart=way["apart"]))
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        take_apart(groups, whole, {name: tuple(tensor.shape) for name, tensor in tensors})
     prove(model, groups, found.shell)
     return groups
 
@@ -86,6 +92,11 @@ def _single(call: Inputs) -> Inputs:
         return first
 
 
+def words(target: Target) -> set[str]:
+    """How finely attention is to be cut, where that is said."""
+    return set() if isinstance(target.attention, bool) else set(target.attention)
+
+
 def select(groups: Groups, model: nn.Module, target: Target) -> None:
     """Leave only the groups that the target asks for.
 
@@ -96,15 +107,29 @@ def select(groups: Groups, model: nn.Module, target: Target) -> None:
     names += [g.name for g in groups if g.name not in names]
     include = _matching(target.include, names, "target.include")
     exclude = _matching(target.exclude, names, "target.exclude")
-    on = {kind: getattr(target, kind) for kind in KINDS} | {"mlp": target.mlp or target.channels}
+    on = {kind: getattr(target, kind, False) for kind in KINDS} | {"mlp": target.mlp or target.channels}
+    if "heads" in words(target):
+        on |= {"heads": True, "attention": False}
     for kind in KINDS:
         if not on[kind]:
             groups.refuse([g for g in groups if g.kind == kind], f"target.{kind} is off")
+    if parts := words(target) & {"qk", "v"}:
+        for group in [g for g in groups if g.kind == "attention" and g.part == "qkv"]:
+            kind = type(model.get_submodule(group.name.partition(":")[0].rpartition(".")[0])).__name__
+            groups.refuse(
+                [group],
+                f"{kind} takes queries, keys and values for one width, so they cannot be scored apart. "
+                f"A compact form of {kind} would do: see compress/attention.py",
+            )
+        for part in {"qk", "v"} - parts:
+            groups.refuse(
+                [g for g in groups if g.kind == "attention" and g.part == part], f"target.attention has no {part}"
+            )
     if target.include:
         groups.refuse([g for g in groups if not _writes(g, include)], "not in target.include")
     groups.refuse([g for g in groups if _writes(g, exclude)], "in target.exclude")
     groups.refuse([g for g in groups if g.width == 1], "has one dimension only")
-    if narrow := [g.name for g in groups if g.width <= target.round_to > 1]:
+    if narrow := [g.name for g in groups if g.width <= target.round_to > 1 and g.kind != "heads"]:
         groups.notes.append(
             f"{len(narrow)} groups have no more than target.round_to = {target.round_to} dimensions, {narrow[0]} among "
             "them, and stay whole; lower round_to"

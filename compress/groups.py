@@ -33,7 +33,17 @@ class Group:
     kind: str
     width: int
     slots: tuple[Slot, ...]
-    product: bool = False  # read by a product of activations: scores stand on the rows that write it
+    product: bool = False  # read by a product of activations or a norm: scores stand on the rows that write it
+
+    part: str = ""  # of attention: qk, v, or qkv where they go together
+    ways: int = 1  # runs of equal length (heads) that keep as many dimensions each
+
+    def per_way(self, number: int, random: np.random.Generator | None = None) -> Index:
+        """So many dimensions of every run: the first, or random ones."""
+        runs = np.arange(self.width).reshape(self.ways, -1)
+        if random is not None:
+            runs = random.permuted(runs, axis=1)
+        return np.sort(runs[:, :number].ravel())
 
     @property
     def readers(self) -> list[Slot]:
@@ -78,6 +88,7 @@ class Groups:
     parts: list[Part] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     norms: dict[str, tuple[str, str] | None] = field(default_factory=dict)  # reading weight -> norm of its input
+    forms: set[str] = field(default_factory=set)  # modules that take their compact form where they are cut
     readers: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code reads with it
 
     def __iter__(self) -> Iterator[Group]:

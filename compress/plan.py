@@ -43,7 +43,7 @@ class Plan:
     def build(cls, model: nn.Module, groups: Groups, keep: Mapping[str, Any]) -> Plan:
         """
         Raises:
-            PlanError: a group is unknown, an index out of range, or nothing of a group is kept.
+            PlanError: a group is unknown, an index out of range, nothing of a group is kept, or heads unevenly.
         """
         kept = _checked(groups, keep)
         plan = cls({n: k.tolist() for n, k in kept.items()}, {g.name: g.width for g in groups})
@@ -67,10 +67,11 @@ class Plan:
         plan.reads = {name: sorted(dims) for name, dims in plan.reads.items() if dims}
         for (name, dim), mask in masks.items():
             plan.slices.setdefault(name, {})[dim] = np.flatnonzero(mask)
-        for path, module in model.named_modules():
-            form = form_of(module)
-            if form is not None and any(name.startswith(f"{path}.") for name in plan.slices):
-                plan.forms[path] = name_of(form)
+        cut = {name[:end] for name in plan.slices for end, letter in enumerate(name) if letter == "."}
+        for path in sorted(groups.forms & cut):
+            form = form_of(model.get_submodule(path))
+            assert form is not None
+            plan.forms[path] = name_of(form)
         sizes = groups.cost.at([len(kept[name]) for name in groups.cost.names])
         for a in groups.attributes:
             if sizes[a.place] != groups.cost.sizes[a.place]:
@@ -261,5 +262,11 @@ def _checked(groups: Groups, keep: Mapping[str, Any]) -> dict[str, Index]:
             raise PlanError(f"group {name}: expected at least one of its {group.width} dimensions to be kept, got none")
         if kept[0] < 0 or kept[-1] >= group.width:
             raise PlanError(f"group {name}: expected indices in 0..{group.width - 1}, got {kept[0]}..{kept[-1]}")
+        run = group.width // group.ways
+        if len(set(np.bincount(kept // run, minlength=group.ways))) > 1:
+            each = np.bincount(kept // run, minlength=group.ways).tolist()
+            raise PlanError(
+                f"group {name}: expected as many kept dimensions in each of its {group.ways} heads, got {each}"
+            )
         result[name] = kept
     return result

@@ -89,7 +89,7 @@ def _difference(
 ) -> str | _Stuck | None:
     """Why zeroing and slicing most of each group do not agree, or None if they do. `ready` is a shell to use up."""
     random = np.random.default_rng(0)
-    keep = {g.name: np.sort(random.permutation(g.width)[: max(1, g.width // 4)]) for g in some}
+    keep = {g.name: g.per_way(max(1, g.width // g.ways // 4), random) for g in some}
     names = {g.name for g in some}
     chosen = replace(groups, offered=[g for g in groups.offered if g.name in names])
     chosen.cost = groups.cost.without({g.name for g in groups.offered} - names)

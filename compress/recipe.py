@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, GetJsonSchemaHandler, SerializeAsAny, WrapValidator, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetJsonSchemaHandler,
+    SerializeAsAny,
+    WrapValidator,
+    model_validator,
+)
 from pydantic.json_schema import JsonSchemaValue, WithJsonSchema
 from pydantic_core import CoreSchema
 
@@ -32,13 +40,41 @@ class Bound(Strict):
         return self
 
 
+HEADS = ("qk", "v", "per_head", "heads")
+
+
+def _attention(value: Any) -> Any:
+    """`true`, `false`, one word or several."""
+    if isinstance(value, bool):
+        return value
+    words = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else [value]
+    if not words or any(word not in HEADS for word in words):
+        raise ValueError(f"expected true, false, or some of {', '.join(HEADS)}, as [qk, v]; got {value!r}")
+    if "heads" in words and len(set(words)) > 1:
+        raise ValueError(
+            f"expected heads alone, or {', '.join(HEADS[:3])}: whole heads and dimensions within them cannot be cut at "
+            f"once; got {value!r}. Prune twice, heads first"
+        )
+    return tuple(word for word in HEADS if word in words)
+
+
+Attention = Annotated[
+    bool | tuple[str, ...], BeforeValidator(_attention, json_schema_input_type=bool | str | list[str])
+]
+
+
 class Target(Strict):
     """Which dimensions may be cut."""
 
     channels: bool = Field(True, description="inner channels of convolutions and linear layers")
     residual: bool = Field(False, description="channels of residual streams, cut alike wherever the stream is written")
-    attention: bool = Field(False, description="dimensions of queries, keys and values, alike in every head")
+    attention: Attention = Field(
+        False,
+        description="true: dimensions of queries, keys and values, alike in every head; qk, v: with scores of their "
+        "own, or one of them alone; per_head: each head with scores of its own; heads: whole heads",
+    )
     mlp: bool = Field(False, description="hidden dimensions of transformers' MLPs, if not all inner channels")
+    embedding: bool = Field(False, description="residual streams that pass through layer norms, for the advanced")
     include: tuple[str, ...] = Field((), description="only these modules (full name, or re:REGEX)", strict=False)
     exclude: tuple[str, ...] = Field((), description="never these modules (full name, or re:REGEX)", strict=False)
     one_path: bool = Field(

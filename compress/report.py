@@ -137,10 +137,7 @@ def machine(device: torch.device, batch_size: int) -> dict[str, Any]:
 
 def per_dimension(groups: Groups, i: int) -> tuple[int, int]:
     """Parameters and MACs that go with one dimension of the i-th group, all others left whole."""
-    cost = groups.cost
-    one = cost.widths.copy()
-    one[i] -= 1
-    return int(cost.params(cost.widths) - cost.params(one)), int(cost.macs(cost.widths) - cost.macs(one))
+    return int(groups.cost.prices("params")[i]), int(groups.cost.prices("macs")[i])
 
 
 def refusals(refused: list[dict[str, Any]]) -> list[Any]:

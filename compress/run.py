@@ -98,7 +98,9 @@ class Run:
         """The groups of the network as it is now."""
         with self.engine.stage("groups"), self.engine.display.bar("finding the groups"):
             groups = find_groups(self.compact, self.ready.example_inputs, self.recipe.target)
-        if self.recipe.target.attention and not any(g.kind == "attention" for g in [*groups, *groups.refused]):
+        if self.recipe.target.attention and not any(
+            g.kind in ("attention", "heads") for g in [*groups, *groups.refused]
+        ):
             kinds = sorted({g.kind for g in [*groups, *groups.refused]})
             raise NotReady(
                 "target.attention: the model has no dimensions that pass through a product of activations; it has "

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .attention import form_of
+from .attention import take_
 from .gates import scores
 from .plan import Plan, PlanError
 
@@ -49,9 +49,7 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
                 if tensor is not None and id(tensor) in new:
                     table[key] = new[id(tensor)]
     for path in plan.forms:
-        form = form_of(modules[path])
-        assert form is not None
-        modules[path].__class__ = form
+        take_(modules[path])
     for path, values in plan.attributes.items():
         for attribute, value in values.items():
             setattr(modules[path], attribute, value)

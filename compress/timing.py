@@ -187,11 +187,12 @@ def shares(
     inputs, found, cost = batched(example_inputs, timing.batch_size), {}, groups.cost
     everything = {g.name: np.arange(g.width) for g in groups}
     for done, group in enumerate(groups, 1):
-        kept = max(1, group.width // 2)
+        each = max(1, group.width // group.ways // 2)
+        kept = group.ways * each
         widths = np.where(np.array(cost.names) == group.name, kept, cost.widths)
         gone = 1 - int(cost.macs(widths)) / max(1, int(cost.macs(cost.widths)))
         if kept < group.width:
-            small = slice_(shell(model), Plan.build(model, groups, everything | {group.name: np.arange(kept)}))
+            small = slice_(shell(model), Plan.build(model, groups, everything | {group.name: group.per_way(each)}))
             measured = _until(_Race([shell(model), small], inputs, clock), timing.repeats, 0, lambda r: r.high < 1)
             gone = 1 - measured.value if measured.high < 1 else gone
         found[group.name] = gone / max(1, group.width - kept)

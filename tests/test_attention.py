@@ -15,6 +15,7 @@ import torch
 import torchvision
 from case import distance, run, same_bits, tensors_of
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import compress
@@ -93,11 +94,37 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
     "timm beit": (_timm("beit_base_patch16_224", img_size=64, depth=2, embed_dim=48, num_heads=4), 2),
     "timm pvt v2": (_timm("pvt_v2_b0", depths=(1, 1, 1, 1)), 4),
     "timm pvt v2, linear": (_timm("pvt_v2_b2_li", depths=(1, 1, 1, 1), embed_dims=(16, 32, 40, 64)), 4),
-    "timm cait": (_timm("cait_xxs24_224", img_size=64, depth=2), 2),
+    "timm cait": (_timm("cait_xxs24_224", img_size=64, depth=2), 6),
+    "timm vit, qk norm": (_timm("vit_tiny_patch16_224", img_size=64, depth=2, qk_norm=True), 2),
+    "timm vit, qk norm of squares": (
+        _timm("vit_tiny_patch16_224", img_size=64, depth=2, qk_norm=True, norm_layer=timm.layers.RmsNorm),
+        2,
+    ),
+    "timm levit": (
+        lambda: (
+            timm.models.levit.Levit(64, embed_dim=(32, 48), key_dim=8, depth=(1, 1), num_heads=(2, 3)),
+            torch.randn(2, 3, 64, 64),
+        ),
+        6,
+    ),
+    "timm coat": (
+        lambda: (
+            timm.models.coat.CoaT(64, 4, embed_dims=(16, 32, 32, 32), serial_depths=(1, 1, 1, 1), mlp_ratios=(2,) * 4),
+            torch.randn(2, 3, 64, 64),
+        ),
+        4,
+    ),
+    "timm xcit, class attention": (_timm("xcit_nano_12_p16_224", img_size=32, depth=1), 2),
+    "timm efficientvit": (_timm("efficientvit_m0", img_size=64), 27),
+    "timm maxvit": (_timm("maxvit_pico_rw_256", img_size=64, depths=(1, 1), embed_dim=(32, 64)), 4),
     "timm mobilevit": (_timm("mobilevit_xxs", 64), 9),
     "torchvision vit": (
         lambda: (torchvision.models.VisionTransformer(32, 8, 2, 4, 48, 96, num_classes=7), torch.randn(2, 3, 32, 32)),
         2,
+    ),
+    "torchvision maxvit": (
+        lambda: (torchvision.models.MaxVit((64, 64), 8, 4, [8, 16], [1, 1], 4, 0.0), torch.randn(2, 3, 64, 64)),
+        4,
     ),
     "torchvision swin": (lambda: _swin(False, (72, 64)), 4),
     "torchvision swin v2": (lambda: _swin(True, (64, 72)), 4),
@@ -133,7 +160,7 @@ def test_zeroed_scored_folded_and_sliced_networks_are_one_function(name: str, tm
     model, x = family(name)
     groups = compress.find_groups(model, x, BOTH)
     assert sum(g.kind == "attention" for g in groups) >= FAMILIES[name][1], groups.refused
-    assert name == "own" or any(g.kind == "mlp" for g in groups)
+    assert name in ("own", "timm efficientvit") or any(g.kind == "mlp" for g in groups)
     keep = some(groups)
     plan = Plan.build(model, groups, keep)
     plan.save(tmp_path / "plan.json")
@@ -251,23 +278,24 @@ def test_scale_that_code_takes_from_the_width_is_refused(small: float) -> None:
     assert any(r.name == "q" and "differ" in r.reason for r in groups.refused)
 
 
-class Normed(Own):
-    """Norms over a head's queries and keys mix their dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(10)
+class Doubled(Own):
+    """Attention that takes its scale from the width, fused where there is a kernel for it."""
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
-        out = attend(self.norm(q), self.norm(k), v, self.scale)
+        out = nn.functional.scaled_dot_product_attention(q, k, v)
         return self.head(x + self.out(join_heads(out)))  # type: ignore[no-any-return]
 
 
-def test_norms_over_a_head_refuse_queries_and_keys_and_leave_the_values() -> None:
-    groups = compress.find_groups(Normed(), torch.randn(2, 7, 24), BOTH)
-    assert [g.name for g in groups] == ["v"]
-    assert any("mixed by a layer norm" in r.reason for r in groups.refused)
+@pytest.mark.parametrize("kernel", [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION])
+def test_scale_is_seen_whatever_kernel_runs(kernel: SDPBackend) -> None:
+    torch.manual_seed(0)
+    model, x = Doubled(values=10).double(), torch.randn(2, 7, 24).double()
+    with sdpa_kernel(kernel):
+        groups = compress.find_groups(model, x, BOTH)
+        plan = Plan.build(model, groups, {"q": [0, 3, 4]})
+        zeroed = run(plan.zero_(copy.deepcopy(model)), x)
+        assert distance(run(plan.apply_(copy.deepcopy(model)), x), zeroed) < 1e-12
 
 
 @pytest.mark.parametrize("target", [{"attention": True}, {"mlp": True}, {}])

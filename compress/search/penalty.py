@@ -102,8 +102,7 @@ def _prices(kind: str, job: Job, names: Sequence[str]) -> dict[str, float]:
         return dict.fromkeys(names, 1.0)
     cost = job.groups.cost
     if kind == "macs":
-        one_less = cost.widths - np.eye(len(cost.widths), dtype=np.int64)
-        each = (cost.macs(cost.widths) - cost.macs(one_less)).astype(float)
+        each = cost.prices("macs")
     else:
         if job.times is None:
             raise ValueError("penalty: latency is measured on the network, and nobody said how; use compress.prune")

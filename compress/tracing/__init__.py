@@ -10,7 +10,8 @@ from typing import Any
 from torch import nn
 
 from .. import forms as _forms  # noqa: F401  (they register themselves)
-from ..attention import make_compact_
+from .. import norms as _norms  # noqa: F401
+from ..attention import form_of, make_compact_, when
 from ..shell import shell
 from .atoms import Atoms, Term
 from .dependency import walk_dependency
@@ -53,14 +54,28 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = flag
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], one_path: bool = False) -> Trace:
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    one_path: bool = False,
+    *,
+    heads: bool = False,
+    apart: bool = False,
+) -> Trace:
     """Follow the model in eval mode; also in training mode where that uses parameters which eval mode does not.
+
+    With `heads` attention falls into whole heads, else into dimensions that are alike in all heads; with `apart`
+    queries and keys need not be cut like values.
 
     Raises:
         TraceError: the model does not run on these inputs.
     """
-    found = Trace(Atoms(), make_compact_(shell(model)))
-    model = found.shell
+    model = make_compact_(shell(model), apart)
+    forms = frozenset(name for name, module in model.named_modules() if type(module) is form_of(module))
+    later = frozenset(n for n, m in model.named_modules() if (form := form_of(m)) is not None and when(form) == "cut")
+    numbers = {name: {v for v in vars(m).values() if type(v) is int} for name, m in model.named_modules()}
+    found = Trace(Atoms(heads=heads, apart=apart, forms=forms, later=later, numbers=numbers), model)
     with mode(model, training=False):
         try:
             used = follow(found.atoms, model, args, kwargs)

@@ -56,6 +56,7 @@ class Hint:
     module: str
     size: int
     labels: Labels
+    word: str = ""  # that the attribute's name has in it
 
 
 @dataclass
@@ -69,6 +70,11 @@ class Atoms:
     grouped: dict[str, tuple[int, bool]] = field(default_factory=dict)  # conv weight -> groups, whole groups are cut
     norms: dict[str, tuple[str, str] | None] = field(default_factory=dict)  # reading weight -> its input's `norm`
     readers: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code reads with it
+    heads: bool = False  # whole heads are cut, not dimensions alike in all of them
+    apart: bool = False  # queries and keys are cut apart from values
+    forms: frozenset[str] = frozenset()  # modules in a compact form, whose code takes every width from its weights
+    later: frozenset[str] = frozenset()  # modules that take theirs only where they are cut
+    numbers: dict[str, set[int]] = field(default_factory=dict)  # module -> whole numbers among its attributes
     where: str | None = None  # the module whose operator is at work, for reasons and hints
     _edges: list[tuple[Labels, Labels]] = field(default_factory=list)
     _marks: dict[str, list[Labels]] = field(default_factory=dict)
@@ -93,10 +99,10 @@ class Atoms:
         if labels is not None:
             self._marks.setdefault(what, []).append(labels.ravel())
 
-    def hint(self, size: int, labels: Labels) -> None:
+    def hint(self, size: int, labels: Labels, word: str = "") -> None:
         """The model's code used this size here: an attribute may have to follow."""
         if self.where is not None:
-            self.hints.append(Hint(self.where, size, labels))
+            self.hints.append(Hint(self.where, size, labels, word))
 
     def padding(self, size: int, reason: str) -> Labels:
         labels = self.new(size)

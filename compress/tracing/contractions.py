@@ -2,8 +2,8 @@
 
 A contraction of an activation with a parameter *reads* the activation: the parameter's columns are where a score
 stands. A contraction of two activations (queries and keys) has no such place. There a score stands on the rows that
-write both of them: what is zero on both sides adds nothing to the sum. That holds if nothing but factors comes between
-the rows and the product, and it holds for the values alike.
+write them: what is zero on one side adds nothing to the sum. That holds if nothing but factors comes between the rows
+and the product on that side, and it holds for the values alike.
 """
 
 from __future__ import annotations
@@ -148,9 +148,10 @@ def matmul(atoms: Atoms, call: Call) -> Value | list[Value]:
         out = merge(atoms, [out, call["self"]], call.shape)
     plain = call["self"].constant if call.op in ("addmm", "baddbmm") else True
     if a.weight or b.weight:
-        out.rows = plain and not (a.weight and b.weight)
+        out.rows = plain
         return out
-    out.rows = plain and a.rows != b.rows  # of what one side has left: the values that attention weighs
+    left = [v.rows for v, labels in ((a, a.labels[-2]), (b, b.labels[-1])) if labels is not None]
+    out.rows = plain and any(left)  # of what is left: the values that attention weighs
     out.product = a.labels[-1]
     for one, other, here in ((a, b, b.labels[-1]), (b, a, a.labels[-2])):
         _share(atoms, one.product, here if other.rows else None)
@@ -159,13 +160,16 @@ def matmul(atoms: Atoms, call: Call) -> Value | list[Value]:
 
 def _share(atoms: Atoms, summed: Labels | None, weighed: Labels | None) -> None:
     """Queries, keys and the values that they weigh have one score for each dimension (Xue 2022, 4.3.2)."""
-    if summed is not None and weighed is not None and summed.size == weighed.size:
+    if summed is None or weighed is None:
+        return
+    atoms.mark(weighed, "weighed")
+    if not atoms.apart and summed.size == weighed.size:
         atoms.join(summed, weighed)
 
 
 def _contract(atoms: Atoms, a: Value, left: Labels | None, b: Value, right: Labels | None) -> None:
     """Sum `left` of `a` against `right` of `b`; only a parameter on one side makes this a reader."""
-    if b.weight != a.weight:
+    if a.weight or b.weight:  # of two that are stored, the second: a table that a layer reads is a buffer
         weight, columns, x, dim = (b, right, a, left) if b.weight else (a, left, b, right)
         for labels in weight.labels:
             if labels is not columns:
@@ -173,13 +177,18 @@ def _contract(atoms: Atoms, a: Value, left: Labels | None, b: Value, right: Labe
         return read(atoms, x, dim, columns, weight)
     if left is not None and right is not None:
         atoms.join(left, right)
-    for value, labels in ((a, left), (b, right)):
-        if not value.rows or left is None or right is None:
+    for labels in (left, right):
+        if not (a.rows or b.rows) or left is None or right is None:  # zero on one side is enough
             atoms.freeze(labels, "is summed over in a product of two activations, and changed on the way there")
         atoms.mark(labels, "product")
     for value in (a, b):
         for labels in value.labels:
             atoms.mark(labels, "multiplied")
+
+
+def _outer(value: Value) -> frozenset[int]:
+    """Which of the dimensions before the last two were expanded, counted from the last of them."""
+    return frozenset(d + 2 for d in value.broad if d < -2)
 
 
 ATTENTIONS = (
@@ -199,7 +208,12 @@ def attention(atoms: Atoms, call: Call) -> Value:
         atoms.mark(q.labels[-1], "rooted")
     atoms.freeze(q.labels[-2], "is a sequence dimension")
     atoms.freeze(k.labels[-2], "is a sequence dimension")
-    batch = merge(atoms, [Value(t.shape[:-2], list(t.labels[:-2])) for t in (q, k, v)], call.shape[:-2])
+    mask = [m for name in ("attn_mask", "attn_bias") if isinstance(m := call[name], Value)]
+    for m in mask:
+        atoms.freeze(m.labels[-1], "is a sequence dimension")
+        atoms.freeze(m.labels[-2], "is a sequence dimension")
+    shapes = [Value(t.shape[:-2], list(t.labels[:-2]), broad=_outer(t)) for t in (q, k, v, *mask)]
+    batch = merge(atoms, shapes, call.shape[:-2])
     lead = sized(batch, *range(len(batch.shape)))
     term(atoms, *lead, *sized(q, -2, -1), *sized(k, -2))
     term(atoms, *lead, *sized(q, -2), *sized(v, -2, -1))

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
@@ -181,7 +182,10 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Look(TorchFunctionMode):
-    """Sees the values of tensors leave for Python by ways that no operator shows."""
+    """Sees what no operator shows: values of tensors that leave for Python, and the scale of attention.
+
+    Attention that runs on no fused kernel falls into products, among which the root of the width is a mere number.
+    """
 
     def __init__(self, run: _Run) -> None:
         super().__init__()
@@ -190,6 +194,9 @@ class _Look(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__):
             self.run.look(args[0], f"Tensor.{func.__name__}")
+        if func is F.scaled_dot_product_attention and (kwargs or {}).get("scale") is None:
+            query = args[0] if args else (kwargs or {})["query"]
+            self.run.atoms.mark(self.run.value(query).labels[-1], "rooted")
         return func(*args, **(kwargs or {}))
 
 

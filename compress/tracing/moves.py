@@ -27,14 +27,14 @@ def pad(atoms: Atoms, call: Call) -> Value:
         else:
             why = "is padded with zeros by the model's code, by a fixed amount"
             labels[d] = np.concatenate([atoms.padding(before, why), labels[d], atoms.padding(after, why)])
-    return Value(call.shape, labels, constant=x.constant)
+    return Value(call.shape, labels, constant=x.constant, rows=x.rows and not call["value"])
 
 
 @rule("view", "reshape", "_unsafe_view", "_reshape_alias", "_reshape_copy", "squeeze", "unsqueeze")
 def view(atoms: Atoms, call: Call) -> Value:
     x = call["self"]
     out = same(x)
-    out.shape, out.labels = call.shape, reshape(atoms, x.labels, x.shape, call.shape)
+    out.shape, out.labels = call.shape, reshape(atoms, x.labels, x.shape, call.shape, x.rows)
     out.norm = None
     return out
 
@@ -103,7 +103,10 @@ def stack(atoms: Atoms, call: Call) -> Value:
 
 @rule("split", "split_with_sizes", "unsafe_split", "unsafe_split_with_sizes")
 def split(atoms: Atoms, call: Call) -> list[Value]:
-    """Equal pieces are cut alike, so that the code which splits in equal pieces goes on doing so."""
+    """Equal pieces are cut alike, so that the code which splits in equal pieces goes on doing so.
+
+    A compact form that names the widths of its pieces takes them from its weights.
+    """
     x, d = call["self"], (call["dim"] or 0) % len(call["self"].shape)
     sizes = [shape[d] for shape in call.shapes]
     out = [replace(same(x), shape=shape, norm=None) for shape in call.shapes]
@@ -113,11 +116,16 @@ def split(atoms: Atoms, call: Call) -> list[Value]:
     pieces = np.split(labels, np.cumsum(sizes)[:-1])
     for value, piece in zip(out, pieces, strict=True):
         value.labels[d] = piece
+    if call.op == "split_with_sizes" and atoms.where in atoms.forms:
+        return out
     if len(set(sizes)) == 1:
         for piece in pieces[1:]:
             atoms.join(pieces[0], piece)
         atoms.hint(sizes[0], pieces[0])
         atoms.hint(labels.size, labels)
+    elif set(sizes) <= atoms.numbers.get(atoms.where or "", set()):  # the module keeps these widths in attributes
+        for size, piece in zip(sizes, pieces, strict=True):
+            atoms.hint(size, piece)
     else:
         atoms.freeze(labels, f"is split into unequal pieces {sizes} by the model's code")
     return out
@@ -204,4 +212,13 @@ def index(atoms: Atoms, call: Call) -> Value | list[Value]:
         d = call["dim"] % len(x.shape)
         atoms.freeze(x.labels[d], "is picked by index")
         return Value(call.shape, [None if i == d else v for i, v in enumerate(x.labels)], constant=x.constant)
-    return barrier(atoms, call, f"is picked by `{call.op}`")
+    picks = list(call["indices"] or []) if call.op == "index" else []
+    at = [d for d, pick in enumerate(picks) if pick is not None]
+    if not at or at[-1] - at[0] >= len(at) or any(not isinstance(picks[d], Value) for d in at):
+        return barrier(atoms, call, f"is picked by `{call.op}`")
+    for d in at:  # neighbours are picked together, and what is picked stands in their place
+        atoms.freeze(x.labels[d], "is picked by index")
+        for labels in picks[d].labels:
+            atoms.freeze(labels, "is an index")
+    new: list[Labels | None] = [None] * (len(call.shape) - len(x.shape) + len(at))
+    return Value(call.shape, [*x.labels[: at[0]], *new, *x.labels[at[-1] + 1 :]], constant=x.constant)

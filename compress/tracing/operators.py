@@ -73,9 +73,10 @@ def merge(atoms: Atoms, values: Sequence[Value], shape: tuple[int, ...]) -> Valu
         known = [labels for labels in meeting if labels is not None]
         for other in known[1:]:
             atoms.join(known[0], other)
-        if known and len(known) < len(meeting):
+        fixed = len(known) < len(meeting)
+        if known and fixed:
             atoms.freeze(known[0], "meets a tensor of fixed size")
-        out[-d] = known[0] if known else None
+        out[-d] = known[0] if known and not fixed else None
     for value in values:
         if value.weight and len(values) > 1:
             for labels in value.labels:
@@ -117,7 +118,7 @@ def made(atoms: Atoms, call: Call) -> Value:
 @rule("relu", "hardtanh")
 def rectify(atoms: Atoms, call: Call) -> Value:
     value = call.input
-    out = Value(value.shape, list(value.labels), constant=value.constant)
+    out = Value(value.shape, list(value.labels), constant=value.constant, rows=value.rows and call.op == "relu")
     if len(value.shape) > 2:
         atoms.mark(out.labels[-1], "tokens")
     if value.norm and not value.norm[1] and (call.op == "relu" or (call["min_val"] == 0 and call["max_val"] == 6)):
@@ -155,12 +156,15 @@ def _still_rows(atoms: Atoms, call: Call, values: Sequence[Value]) -> bool:
     wrote = [v for v in values if v.rows]
     if call.op in ("native_dropout", "neg"):
         return bool(wrote)
+    if call.op in ("add", "sub"):
+        return len(wrote) == len(values)
     if len(wrote) != 1 or call.op not in ("mul", "multiply", "div", "divide", "true_divide"):
         return False
     for value in values:
         if value.weight:  # a factor itself: where a score stands it is not wanted twice
             for labels in value.labels:
                 atoms.mark(labels, "factor")
+                atoms.mark(labels, "affine")
     return call.op in ("mul", "multiply") or wrote[0] is call["self"]
 
 
@@ -179,8 +183,9 @@ def batch_norm(atoms: Atoms, call: Call) -> Value:
     if x.labels[1] is not None and not any(affine):
         atoms.hint(x.shape[1], x.labels[1])  # only the module's own number tells its width
     out = merge(atoms, [x, *_along_channels(affine, len(x.shape))], x.shape)
-    if isinstance(weight, Value) and weight.weight and not call["training"]:
-        out.norm = (weight.name, "")
+    if isinstance(weight, Value) and weight.weight:
+        out.norm = None if call["training"] else (weight.name, "")
+        out.rows = x.rows and isinstance(call["bias"], Value)  # weight and bias zero: zero out
     return out
 
 
@@ -207,9 +212,18 @@ def group_norm(atoms: Atoms, call: Call) -> Value:
 @rule("native_layer_norm", "_fused_rms_norm")
 def layer_norm(atoms: Atoms, call: Call) -> Value:
     x = call["input"]
+    affine = [v for v in (call["weight"], call["bias"]) if isinstance(v, Value)]
     over = range(len(x.shape) - len(call["normalized_shape"]), len(x.shape))
-    freeze_dims(atoms, x, over, "is mixed by a layer norm" if "layer" in call.op else "is mixed by an RMS norm")
-    return merge(atoms, [x] + [v for v in (call["weight"], call["bias"]) if isinstance(v, Value)], x.shape)
+    kept = atoms.where in atoms.later and len(over) == 1 and all(v.weight for v in affine)
+    if not kept:
+        freeze_dims(atoms, x, over, "is mixed by a layer norm" if "layer" in call.op else "is mixed by an RMS norm")
+    out = merge(atoms, [x, *affine], x.shape)
+    if kept:  # zero in, and weight and bias zero: zero out
+        atoms.mark(x.labels[-1], "normed")
+        out.rows = x.rows
+        for value in affine:
+            atoms.mark(value.labels[-1], "affine")
+    return out
 
 
 @rule("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll")

@@ -16,9 +16,13 @@ def spread(labels: Labels, times: int) -> Labels:
 
 
 def reshape(
-    atoms: Atoms, labels: list[Labels | None], old: tuple[int, ...], new: tuple[int, ...]
+    atoms: Atoms, labels: list[Labels | None], old: tuple[int, ...], new: tuple[int, ...], rows: bool = False
 ) -> list[Labels | None]:
-    """Carry atoms through a view. Where one dimension is split, the part that is cut is the same in every row."""
+    """Carry atoms through a view. Where one dimension is split, the part that is cut is the same in every row.
+
+    What `rows` of weights wrote may be split into heads: the last dimension is a head's own, the one before counts
+    them.
+    """
     out: list[Labels | None] = [None] * len(new)
     for a, b in blocks(old, new):
         known = [d for d in a if labels[d] is not None]
@@ -33,16 +37,18 @@ def reshape(
         wide = [d for d in b if new[d] > 1]
         if len(wide) == 1 and old[known[0]] == new[wide[0]]:
             out[wide[0]] = source
+            atoms.hint(source.size, source)
             continue
         shape = [-1 if d == known[0] else 1 for d in a]
         full = np.broadcast_to(source.reshape(shape), [old[d] for d in a]).reshape([new[d] for d in wide])
         axis = _axis(full)
         if axis is None:  # the dimension is split: cut the longer part (the inner one of equals), alike in every row
-            axis = max(range(len(wide)), key=lambda i: (full.shape[i], i))
-            rows = np.moveaxis(full, axis, -1)
-            first = rows.reshape(-1, full.shape[axis])[0]
-            atoms.join(np.broadcast_to(first, rows.shape), rows)
-            atoms.hint(full.shape[axis], first)
+            whole = atoms.heads and rows
+            axis = len(wide) - 2 if whole else max(range(len(wide)), key=lambda i: (full.shape[i], i))
+            alike = np.moveaxis(full, axis, -1)
+            first = alike.reshape(-1, full.shape[axis])[0]
+            atoms.join(np.broadcast_to(first, alike.shape), alike)
+            atoms.hint(full.shape[axis], first, "head" if whole else "")
             atoms.hint(source.size, source)
             full = first
         elif len(wide) > 1:
@@ -58,8 +64,8 @@ def _axis(full: Labels) -> int | None:
     if full.ndim == 1:
         return 0
     for axis in range(full.ndim):
-        rows = np.moveaxis(full, axis, -1).reshape(-1, full.shape[axis])
-        if (rows == rows[0]).all():
+        alike = np.moveaxis(full, axis, -1).reshape(-1, full.shape[axis])
+        if (alike == alike[0]).all():
             return axis
     return None
 
