@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from timm.layers import attention as plain
 from timm.models import beit, cait, coat, pvt_v2, swin_transformer, swin_transformer_v2
 from torch import Tensor
+from torchvision.models import maxvit
 from torchvision.models import swin_transformer as swin
 
 from .attention import apart, attend, compact, cosine, join_heads, split_heads, weigh, without_keys
@@ -95,6 +96,17 @@ class ShiftedWindowAttentionV2(swin.ShiftedWindowAttentionV2):
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         return cosine(q, k, self.logit_scale)
+
+
+@compact
+class RelativeAttention(maxvit.RelativePositionalMultiHeadAttention):
+    """torchvision's MaxViT: (batch, groups, tokens, channels)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = apart(self.to_qkv(x.flatten(0, 1)), self.merge.in_features)
+        q, k, v = (split_heads(t, self.n_heads) for t in parts)
+        out = attend(q, k, v, self.scale_factor, self.get_relative_positional_bias())
+        return self.merge(join_heads(out).unflatten(0, x.shape[:2]))
 
 
 def _separate(module: Any, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from case import distance, run
-from test_attention import BOTH, FAMILIES, family
+from families import BOTH, FAMILIES, family
 from torch import Tensor, nn
 
 import compress

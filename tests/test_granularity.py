@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from case import distance, run, same_bits
-from test_attention import FAMILIES, Small, family
+from families import FAMILIES, Small, family
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -44,7 +44,10 @@ def reshape(
         axis = _axis(full)
         if axis is None:  # the dimension is split: cut the longer part (the inner one of equals), alike in every row
             whole = atoms.heads and rows
-            axis = len(wide) - 2 if whole else max(range(len(wide)), key=lambda i: (full.shape[i], i))
+            axis = max(range(len(wide)), key=lambda i: (full.shape[i], i))
+            if rows and wide[-1] == len(new) - 1:  # tokens that layers wrote: heads, and what a head has
+                axis = len(wide) - 1
+            axis = len(wide) - 2 if whole else axis
             alike = np.moveaxis(full, axis, -1)
             first = alike.reshape(-1, full.shape[axis])[0]
             atoms.join(np.broadcast_to(first, alike.shape), alike)
