@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import nn
 
+from .branches import survives
 from .budget import Bounds, BudgetError, choose, percent, smallest
 from .checkpoint import Store
 from .discover import find_groups
@@ -222,7 +223,8 @@ def _checked_weights(model: nn.Module, plan: Plan, path: Path) -> dict[str, torc
         stored = load_file(path)
     except SafetensorError as error:
         raise ValueError(f"{path}: not a safetensors file ({error})") from error
-    expected = {name: plan.shape_of(name, tensor.shape) for name, tensor in _stored(model).items()}
+    there = {name: tensor for name, tensor in _stored(model).items() if survives(name, plan.gone)}
+    expected = {name: plan.shape_of(name, tensor.shape) for name, tensor in there.items()}
     expected |= {f"{module}.bias": (size,) for module, size in plan.biases.items()}
     wrong = [f"{name}: missing from the file" for name in expected if name not in stored]
     wrong += [f"{name}: not in the model" for name in stored if name not in expected]

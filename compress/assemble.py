@@ -49,6 +49,7 @@ class _Classes:
     writers: Index  # class -> the place that writes it first, or -1
     when: Index  # class -> how early that is
     read: set[int]  # places that read
+    added: NDArray[np.bool_]  # class -> whether it is a stream that is added to
     product: NDArray[np.bool_]  # class -> whether a product of activations reads it
     weighed: NDArray[np.bool_]  # class -> whether it is what attention weighs
     rooted: NDArray[np.bool_]  # class -> whether that product is divided by the root of the width
@@ -89,7 +90,11 @@ class _Classes:
 
         read, factors, affine = (places_with(mark) for mark in ("read", "factor", "affine"))
         weighed = atoms.marked("weighed", roots)
-        return cls(roots, kinds, reasons, texts, writers, when, read, product, weighed, rooted, normed, factors, affine)
+        added = atoms.marked("added", roots)
+        return cls(
+            *(roots, kinds, reasons, texts, writers, when, read, added),
+            *(product, weighed, rooted, normed, factors, affine),
+        )
 
     def role(self, one: int, place: int) -> tuple[bool, float]:
         """Whether a score of this class stands in this place, and the power of the width that goes there.
@@ -106,6 +111,19 @@ class _Classes:
         if self.normed[one]:
             return written, ROOT if place in self.affine else 0.0
         return written, ROOT if written else -ROOT if place in self.read else 0.0
+
+    def branch(self, slots: list[Slot], atoms: Atoms, number: dict[tuple[str, int], int]) -> bool:
+        """Whether layers read these dimensions and nothing else, and add what they make of them to a stream."""
+        read = [slot for slot in slots if slot.column]
+        for slot in read:
+            rows = atoms.places.get((slot.tensor, 1 - slot.dim)) if slot.dim < 2 else None
+            if rows is None or slot.index.size != atoms.places[slot.tensor, slot.dim].size:
+                return False
+            streams = self.roots[rows]
+            first = self.writers[streams] == number[slot.tensor, 1 - slot.dim]
+            if not self.added[streams].all() or first.any():  # what begins a stream is no branch of it
+                return False
+        return bool(read)
 
     def part(self, one: int) -> str:
         """Of attention: qk, v, or qkv where they go together."""
@@ -144,6 +162,7 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
     refused: list[Refused] = []
     shares: dict[str, dict[int, int]] = {}
     names: Counter[str] = Counter()
+    number_of = {key: i for i, key in enumerate(places.keys) if key is not None}
     for number, group in enumerate(members):
         key = places.keys[int(classes.writers[group[0]])]
         root = key[0].removesuffix(".weight") if key else "?"
@@ -158,9 +177,12 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
         for p, index in positions[number].items():
             reads, power = classes.role(int(group[0]), p)
             if (key := places.keys[p]) is not None:
-                slots.append(Slot(*key, index, reads and not key[0].endswith(STATISTICS), power))
+                stands = reads and not key[0].endswith(STATISTICS)
+                slots.append(Slot(*key, index, stands, p in classes.read, power))
         by_rows = bool(classes.product[group[0]]) or kind == "embedding"
-        offered.append(Group(name, kind, len(group), tuple(slots), by_rows, part))
+        offered.append(
+            Group(name, kind, len(group), tuple(slots), by_rows, part, classes.branch(slots, atoms, number_of))
+        )
         shares[name] = {place: index.shape[1] for place, index in positions[number].items()}
     cost = Cost.build(model, offered, shares, places.keys, [labels.size for labels in places.labels], terms)
     attributes = _attributes(model, atoms, places)
@@ -175,8 +197,9 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
         trace.parts,
         trace.notes,
         atoms.norms,
-        {*atoms.forms, *atoms.later},
-        atoms.readers,
+        pairs=atoms.pairs,
+        forms={*atoms.forms, *atoms.later},
+        readers=atoms.readers,
     )
 
 

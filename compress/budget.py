@@ -30,9 +30,11 @@ class BudgetError(ValueError):
 class Bounds:
     """The widths that a group may get: `least`, the multiples of `step` above it, and at most `full`."""
 
-    least: Int
+    least: Int  # zero where a group may go altogether
+    floor: Int  # of what stays
     full: Int
     step: Int
+    with_it: dict[int, list[int]]  # group that may go -> those that nobody reads then
 
     @classmethod
     def of(cls, groups: Groups, target: Target, dense: Mapping[str, int] | None = None) -> Bounds:
@@ -47,12 +49,25 @@ class Bounds:
         least = np.minimum(-(-np.where(whole, 1, target.min_keep * groups.cost.ways) // step) * step, full)
         for i, bound in _matching(groups, target, strict=dense is None).items():
             least[i], full[i] = _span(groups, i, bound, int(least[i]), int(step[i]), dense or {})
-        return cls(least, full, step)
+        number = {name: i for i, name in enumerate(groups.cost.names)}
+        bounded = _matching(groups, target, strict=False)
+        with_it = {
+            number[name]: [number[n] for n in branch.unread if n in number]
+            for name, branch in groups.branches.items()
+            if number[name] not in bounded
+        }
+        floor = least.copy()
+        for i, others in with_it.items():
+            least[[i, *others]] = 0
+        return cls(least, floor, full, step, with_it)
 
     def up(self, kept: Int) -> Int:
-        """The next allowed width above."""
-        rounded = -(-np.maximum(kept, self.least) // self.step) * self.step
+        """The next allowed width above; none for branches of which nothing is kept."""
+        rounded = -(-np.maximum(kept, self.floor) // self.step) * self.step
         allowed: Int = np.minimum(rounded, self.full)
+        for i, others in self.with_it.items():
+            if kept[i] == 0:
+                allowed[[i, *others]] = 0
         return allowed
 
     def alive(self, groups: Groups, importance: Importance) -> Int:
@@ -202,7 +217,7 @@ def _fill(kept: Int, ladder: Ladder, measure: Callable[[Int], Any], room: int) -
     bounds = ladder.bounds
     ranks = np.argsort(ladder.owners, kind="stable")  # rank of each dimension, group after group
     starts = np.concatenate([[0], np.cumsum(bounds.full)])
-    open_groups = [g for g in range(len(kept)) if kept[g] < bounds.full[g]]
+    open_groups = [g for g in range(len(kept)) if 0 < kept[g] < bounds.full[g]]  # what is gone stays so
     for g in sorted(open_groups, key=lambda g: int(ranks[starts[g] + kept[g]])):
         low, high = 0, int(-(-(bounds.full[g] - kept[g]) // bounds.step[g]))
         while low < high:

@@ -48,6 +48,7 @@ class Cost:
     parameter_terms: Sum
     mac_terms: Sum
     ways: Int  # of each group: how many runs of dimensions are cut alike
+    along: Int  # of each group: parameters of other widths that go along where nothing of it is kept
 
     @classmethod
     def build(
@@ -77,6 +78,7 @@ class Cost:
             Sum.build(parameters, len(sizes)),
             Sum.build(terms, len(sizes)),
             np.ones(len(groups), dtype=np.int64),
+            np.zeros(len(groups), dtype=np.int64),
         )
 
     def at(self, kept: ArrayLike) -> Int:
@@ -86,7 +88,9 @@ class Cost:
         return sizes
 
     def params(self, kept: ArrayLike) -> Int:
-        return self.parameter_terms(self.at(kept))
+        along: Int = ((np.asarray(kept) == 0) * self.along).sum(-1)
+        total: Int = self.parameter_terms(self.at(kept)) - along
+        return total
 
     def macs(self, kept: ArrayLike) -> Int:
         return self.mac_terms(self.at(kept))
@@ -112,4 +116,11 @@ class Cost:
         gone = set(names)
         stay = [i for i, name in enumerate(self.names) if name not in gone]
         names = tuple(self.names[i] for i in stay)
-        return replace(self, names=names, widths=self.widths[stay], share=self.share[:, stay], ways=self.ways[stay])
+        return replace(
+            self,
+            names=names,
+            widths=self.widths[stay],
+            share=self.share[:, stay],
+            ways=self.ways[stay],
+            along=self.along[stay],
+        )

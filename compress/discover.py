@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from .assemble import KINDS, assemble
 from .groups import Group, Groups
 from .heads import take_apart
-from .proof import prove
+from .proof import prove, prove_branches
 from .recipe import Target
 from .tracing import TraceError, trace
 
@@ -53,6 +53,8 @@ def _find(model: nn.Module, example_inputs: Any, target: Target) -> Groups:
         tensors = [*model.named_parameters(), *model.named_buffers()]
         take_apart(groups, whole, {name: tuple(tensor.shape) for name, tensor in tensors})
     prove(model, groups, found.shell)
+    if target.branches:
+        prove_branches(model, groups)
     return groups
 
 

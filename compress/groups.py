@@ -22,6 +22,7 @@ class Slot:
     dim: int
     index: Index  # (width, positions per dimension)
     reads: bool  # whether a score stands here
+    column: bool = False  # whether a layer reads the group here
     power: float = 0.0  # what is kept is multiplied with (kept / width) ** power
 
 
@@ -36,6 +37,7 @@ class Group:
     product: bool = False  # read by a product of activations or a norm: scores stand on the rows that write it
 
     part: str = ""  # of attention: qk, v, or qkv where they go together
+    branch: bool = False  # all that the last layers of residual branches read
     ways: int = 1  # runs of equal length (heads) that keep as many dimensions each
 
     def per_way(self, number: int, random: np.random.Generator | None = None) -> Index:
@@ -76,6 +78,14 @@ class Attribute:
     per: int = 1
 
 
+@dataclass(frozen=True)
+class Branch:
+    """What goes with a group of which nothing is kept."""
+
+    modules: dict[str, str]  # module -> what becomes of it (branches.py)
+    unread: tuple[str, ...] = ()  # groups that nobody reads then
+
+
 @dataclass
 class Groups:
     """All groups of a model, what is left alone, and what any choice of widths costs."""
@@ -88,6 +98,8 @@ class Groups:
     parts: list[Part] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     norms: dict[str, tuple[str, str] | None] = field(default_factory=dict)  # reading weight -> norm of its input
+    branches: dict[str, Branch] = field(default_factory=dict)  # groups that may go altogether
+    pairs: set[str] = field(default_factory=set)  # modules that return two things
     forms: set[str] = field(default_factory=set)  # modules that take their compact form where they are cut
     readers: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code reads with it
 
@@ -105,4 +117,5 @@ class Groups:
         gone = {g.name for g in groups}
         self.refused += [Refused(g.name, g.kind, g.width, reason) for g in self.offered if g.name in gone]
         self.offered = [g for g in self.offered if g.name not in gone]
+        self.branches = {name: branch for name, branch in self.branches.items() if name not in gone}
         self.cost = self.cost.without(gone)

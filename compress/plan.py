@@ -38,6 +38,7 @@ class Plan:
     biases: dict[str, int] = field(default_factory=dict)  # module -> size of the bias it gets (compensation)
     forms: dict[str, str] = field(default_factory=dict)  # module -> attention whose compact form it gets
     scales: list[tuple[str, int, Index, float]] = field(default_factory=list)  # tensor, dim, dense positions, factor
+    gone: dict[str, str] = field(default_factory=dict)  # module -> what becomes of it where a branch is taken out
 
     @classmethod
     def build(cls, model: nn.Module, groups: Groups, keep: Mapping[str, Any]) -> Plan:
@@ -59,11 +60,14 @@ class Plan:
                 mask = masks.setdefault((slot.tensor, slot.dim), np.ones(shape[slot.dim], dtype=bool))
                 mask[slot.index[dropped].ravel()] = False
                 plan.shapes[slot.tensor] = shape
-                if slot.power:
+                if slot.power and len(kept[group.name]):
                     factor = (len(kept[group.name]) / group.width) ** slot.power
                     plan.scales.append((slot.tensor, slot.dim, np.sort(slot.index[~dropped].ravel()), factor))
                 if slot.reads and slot.dim not in plan.reads.setdefault(slot.tensor, []):
                     plan.reads[slot.tensor].append(slot.dim)
+        for name, branch in groups.branches.items():
+            if not len(kept[name]):
+                plan.gone |= branch.modules
         plan.reads = {name: sorted(dims) for name, dims in plan.reads.items() if dims}
         for (name, dim), mask in masks.items():
             plan.slices.setdefault(name, {})[dim] = np.flatnonzero(mask)
@@ -118,7 +122,7 @@ class Plan:
                 wrong.append(f"{name}: expected shape {list(shape)}, the model has {list(tensors[name].shape)}")
         wrong += [
             f"{name}: the model has no module of that name"
-            for name in [*self.attributes, *self.biases, *self.forms]
+            for name in [*self.attributes, *self.biases, *self.forms, *self.gone]
             if name not in modules
         ]
         for name, form in self.forms.items():
@@ -160,6 +164,7 @@ class Plan:
         }
         result.biases = {**self.biases, **second.biases}
         result.forms = {**self.forms, **second.forms}
+        result.gone = {**self.gone, **second.gone}
         result.scales = [*self.scales]
         for name, dim, index, factor in second.scales:
             before = self.slices.get(name, {}).get(dim)
@@ -221,6 +226,7 @@ class Plan:
             "shapes": {name: list(shape) for name, shape in self.shapes.items()},
             "slices": slices,
             "scales": scales,
+            "gone": self.gone,
             "indices": [list(index) for index in indices],
         }
 
@@ -242,6 +248,7 @@ class Plan:
             biases=dict(data["biases"]),
             forms=dict(data["forms"]),
             scales=[(name, dim, indices[i], factor) for name, dim, i, factor in data["scales"]],
+            gone=dict(data["gone"]),
         )
 
 
@@ -251,7 +258,12 @@ def _checked(groups: Groups, keep: Mapping[str, Any]) -> dict[str, Index]:
     if unknown := [name for name in keep if name not in known]:
         raise PlanError(f"no group named {unknown[0]!r}; the model has {', '.join(known) or 'none'}")
     result = {}
+    empty: set[str] = {n for n in groups.branches if n in keep and not np.any(keep[n]) and not len(np.asarray(keep[n]))}
+    empty |= {other for name in empty for other in groups.branches[name].unread}
     for name, group in known.items():
+        if name in empty:
+            result[name] = np.zeros(0, dtype=np.int64)
+            continue
         given = np.asarray(keep.get(name, np.arange(group.width)))
         if given.dtype == bool:
             if given.shape != (group.width,):

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .groups import Group, Groups, Index
+from .branches import along_with, removal, unread
+from .groups import Branch, Group, Groups, Index
 from .plan import Plan
 from .shell import shell
 from .slicing import slice_
@@ -59,9 +60,27 @@ def prove(model: nn.Module, groups: Groups, ready: nn.Module | None = None) -> N
         groups.refuse([g for g in groups.offered if g.name == name], why)
 
 
-def _failing(model: nn.Module, groups: Groups, some: Sequence[Group]) -> dict[str, str]:
-    """The groups among `some` that cannot be cut, and why."""
-    problem = _difference(model, groups, some) if some else None
+def prove_branches(model: nn.Module, groups: Groups) -> None:
+    """Find the groups that may go altogether, with the residual branch that they are in."""
+    for group in groups:
+        modules = removal(model, group, groups.pairs)
+        if modules is None:
+            continue
+        others = unread(model, groups, modules)
+        others.pop(group.name, None)
+        for rest in others.values():
+            modules |= rest
+        groups.branches[group.name] = Branch(modules, tuple(others))
+    some = [groups[name] for name in groups.branches]
+    failed = _failing(model, groups, some, nothing=True)
+    groups.branches = {name: branch for name, branch in groups.branches.items() if name not in failed}
+    along = [along_with(model, groups, name) for name in groups.cost.names]
+    groups.cost = replace(groups.cost, along=np.array(along, dtype=np.int64))
+
+
+def _failing(model: nn.Module, groups: Groups, some: Sequence[Group], nothing: bool = False) -> dict[str, str]:
+    """The groups among `some` that cannot be cut, or of which not even `nothing` can be kept, and why."""
+    problem = _difference(model, groups, some, nothing=nothing) if some else None
     if problem is None:
         return {}
     if len(some) == 1:
@@ -72,7 +91,7 @@ def _failing(model: nn.Module, groups: Groups, some: Sequence[Group]) -> dict[st
         inside = [g for g in some if any(s.tensor.startswith(f"{problem.module}.") for s in g.slots)]
         if inside and len(inside) < len(some):
             first, second = inside, [g for g in some if g not in inside]
-    found = _failing(model, groups, first) | _failing(model, groups, second)
+    found = _failing(model, groups, first, nothing) | _failing(model, groups, second, nothing)
     return found or {g.name: f"only together with others: {problem}" for g in some}
 
 
@@ -85,13 +104,20 @@ def _advice(model: nn.Module, group: Group, problem: str | _Stuck) -> str:
 
 
 def _difference(
-    model: nn.Module, groups: Groups, some: Sequence[Group], ready: nn.Module | None = None
+    model: nn.Module, groups: Groups, some: Sequence[Group], ready: nn.Module | None = None, nothing: bool = False
 ) -> str | _Stuck | None:
-    """Why zeroing and slicing most of each group do not agree, or None if they do. `ready` is a shell to use up."""
+    """Why zeroing and slicing most of each group do not agree, or None if they do. `ready` is a shell to use up.
+
+    With `nothing` all of each group goes, and its branch is taken out.
+    """
     random = np.random.default_rng(0)
     keep = {g.name: g.per_way(max(1, g.width // g.ways // 4), random) for g in some}
     names = {g.name for g in some}
-    chosen = replace(groups, offered=[g for g in groups.offered if g.name in names])
+    if nothing:
+        keep = {name: np.zeros(0, dtype=np.int64) for name in names}
+        names |= {other for name in names for other in groups.branches[name].unread}
+    going = {name: branch for name, branch in groups.branches.items() if name in keep}
+    chosen = replace(groups, offered=[g for g in groups.offered if g.name in names], branches=going)
     chosen.cost = groups.cost.without({g.name for g in groups.offered} - names)
     plan = Plan.build(model, chosen, keep)
     why: str | _Stuck | None = None

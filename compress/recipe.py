@@ -75,6 +75,7 @@ class Target(Strict):
     )
     mlp: bool = Field(False, description="hidden dimensions of transformers' MLPs, if not all inner channels")
     embedding: bool = Field(False, description="residual streams that pass through layer norms, for the advanced")
+    branches: bool = Field(False, description="residual branches of which nothing is worth keeping may go altogether")
     include: tuple[str, ...] = Field((), description="only these modules (full name, or re:REGEX)", strict=False)
     exclude: tuple[str, ...] = Field((), description="never these modules (full name, or re:REGEX)", strict=False)
     one_path: bool = Field(
@@ -221,6 +222,8 @@ class Recipe(Strict):
                 f"{self.search.method} has no scores that do. Choose rarts, netslim, milenas, darts1 or darts2 with a "
                 "number as gamma and proximal: true (or penalty: l1_split or l0_split), or give a budget"
             )
+        if self.compensate and self.target.branches:
+            raise ValueError("compensate: what is dropped has no reader where whole branches go; leave one of them out")
         if self.budget.auto and self.steps > 1:
             raise ValueError("steps: with budget: auto there is nothing to divide into rounds; leave steps out")
         return self

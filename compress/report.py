@@ -69,7 +69,7 @@ class Report:
                 for i, (g, k) in enumerate(zip(groups, kept, strict=True))
             ],
             [asdict(r) for r in groups.refused],
-            list(groups.notes),
+            [*groups.notes, *_gone([name for name in groups.branches if not len(keep[name])])],
         )
 
     def to_json(self) -> str:
@@ -133,6 +133,13 @@ def machine(device: torch.device, batch_size: int) -> dict[str, Any]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     threads = {"threads": torch.get_num_threads(), "cores": os.cpu_count()} if device.type == "cpu" else {}
     return {"device": f"{device.type} ({name})", **threads, "batch size": batch_size, "torch": torch.__version__}
+
+
+def _gone(names: list[str]) -> list[str]:
+    if not names:
+        return []
+    many = "branch is" if len(names) == 1 else "branches are"
+    return [f"{len(names)} residual {many} gone altogether: {', '.join(names)}"]
 
 
 def per_dimension(groups: Groups, i: int) -> tuple[int, int]:

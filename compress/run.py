@@ -281,7 +281,7 @@ class Run:
 
     def _gone_to_zero(self, importance: dict[str, Tensor], keep: dict[str, Any]) -> list[str]:
         """Groups in which the search left nothing, or a learned budget that leaves all; said at once, and noted."""
-        dead = [name for name, value in importance.items() if not bool((value != 0).any())]
+        dead = [n for n, value in importance.items() if len(keep[n]) and not bool((value != 0).any())]
         if self.recipe.budget.auto and all(bool((value != 0).all()) for value in importance.values()):
             note = "no score came to zero, so nothing is cut: raise search.gamma, its learning rate or its length"
             warnings.warn(note, stacklevel=2)

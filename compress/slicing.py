@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import take_
+from .branches import remove_
 from .gates import scores
 from .plan import Plan, PlanError
 
@@ -25,11 +26,18 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
     tensors = plan.check(model)
     if scores(model):
         raise PlanError("the model carries gates: call compress.gates.fold_(model) before slicing")
-    modules = dict(model.named_modules())
+    for path in plan.forms:
+        take_(model.get_submodule(path))
+    remove_(model, plan.gone)
+    modules, left = dict(model.named_modules()), {id(p) for p in [*model.parameters(), *model.buffers()]}
+    if optimizer is not None:
+        _forget(optimizer, left)
     new: dict[int, Tensor] = {}
     old: dict[int, Tensor] = {}  # keeps the ids above alive
     for name, dims in plan.slices.items():
         tensor = tensors[name]
+        if id(tensor) not in left:
+            continue
         small = _cut(tensor, dims)
         factors = [_factor(plan, s, small) for s in plan.scales if s[0] == name]
         for factor in factors:
@@ -48,10 +56,8 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
             for key, tensor in table.items():
                 if tensor is not None and id(tensor) in new:
                     table[key] = new[id(tensor)]
-    for path in plan.forms:
-        take_(modules[path])
     for path, values in plan.attributes.items():
-        for attribute, value in values.items():
+        for attribute, value in values.items() if path in modules and path not in plan.gone else ():
             setattr(modules[path], attribute, value)
     for path, size in plan.biases.items():
         _give_bias(modules[path], size, plan.slices.get(f"{path}.weight", {}).get(0))
@@ -86,6 +92,15 @@ def _cut(tensor: Tensor, dims: dict[int, Any]) -> Tensor:
         if tensor.ndim == rank and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout):
             return out.contiguous(memory_format=layout)
     return out.contiguous()
+
+
+def _forget(optimizer: torch.optim.Optimizer, left: set[int]) -> None:
+    """What is out of the network is no longer trained."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if id(p) not in left:
+                optimizer.state.pop(p, None)
+        group["params"] = [p for p in group["params"] if id(p) in left]
 
 
 def _cut_state(optimizer: torch.optim.Optimizer, old: Tensor, small: nn.Parameter, dims: dict[int, Any]) -> None:

@@ -75,6 +75,7 @@ class Atoms:
     forms: frozenset[str] = frozenset()  # modules in a compact form, whose code takes every width from its weights
     later: frozenset[str] = frozenset()  # modules that take theirs only where they are cut
     numbers: dict[str, set[int]] = field(default_factory=dict)  # module -> whole numbers among its attributes
+    pairs: set[str] = field(default_factory=set)  # modules that return two things
     where: str | None = None  # the module whose operator is at work, for reasons and hints
     _edges: list[tuple[Labels, Labels]] = field(default_factory=list)
     _marks: dict[str, list[Labels]] = field(default_factory=dict)

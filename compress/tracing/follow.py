@@ -43,8 +43,10 @@ def follow(
     def enter(module: nn.Module, _: Any) -> None:
         run.stack.append(paths.get(id(module), run.stack[-1]))
 
-    def leave(*_: Any) -> None:
-        run.stack.pop()
+    def leave(module: nn.Module, _: Any, result: Any) -> None:
+        left = run.stack.pop()
+        if isinstance(result, tuple) and len(result) == 2:
+            atoms.pairs.add(left)
 
     inputs = tensors_in((args, kwargs))
     for tensor in inputs:
