@@ -30,10 +30,13 @@ class Gate(nn.Module):
         self.register_buffer("one", torch.ones(1, dtype=scores[0].dtype, device=index.device), persistent=False)
 
     def forward(self, weight: Tensor) -> Tensor:
-        scaled = weight * self.factor(weight.dtype).view(self.view)
+        scaled = self.scaled(weight)
         if not torch.is_grad_enabled():  # products choose their kernel by this flag, and kernels round differently
             scaled.requires_grad_(weight.requires_grad)
         return scaled
+
+    def scaled(self, weight: Tensor) -> Tensor:
+        return weight * self.factor(weight.dtype).view(self.view)
 
     def factor(self, dtype: torch.dtype) -> Tensor:
         """The score of each position."""

@@ -21,6 +21,7 @@ from ..groups import Group
 from ..lean import lean
 from ..optimise import optimiser, rate, set_rate
 from . import Job, Ranking, Search, SearchConfig
+from .anew import made_anew
 from .penalty import Penalty, Places
 from .pull import Pull
 
@@ -127,7 +128,8 @@ class Scored(Search):
     def loss(self, batch: Any) -> Tensor:
         """The task's loss, and what the dense model has to say about it."""
         task, distill = self.job.task, self.config.distill
-        outputs = task.forward(self.job.model, batch)
+        with made_anew(self.job.model):
+            outputs = task.forward(self.job.model, batch)
         loss = task.loss(outputs, batch)
         if distill is not None:
             loss = loss + distill.weight * task.distil(outputs, self._taught(batch), distill.temperature)
