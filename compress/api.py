@@ -19,9 +19,10 @@ from torch import nn
 from .branches import survives
 from .budget import Bounds, BudgetError, choose, percent, smallest
 from .checkpoint import Store
+from .deploy import check_export
 from .discover import find_groups
 from .engine import pick_device
-from .files import whole_directory, write_whole
+from .files import EXPORTED, whole_directory, write_whole
 from .groups import Groups
 from .page import page
 from .plan import Plan, PlanError
@@ -53,8 +54,9 @@ class Pruned:
         """
         with whole_directory(Path(directory)) as folder:
             self._write(folder)
-            if (run := Path(directory) / IDENTITY).exists():  # a working directory stays one
-                (folder / IDENTITY).write_bytes(run.read_bytes())
+            for name in (IDENTITY, *(EXPORTED if self.report.export else ())):  # a working directory stays one
+                if (held := Path(directory) / name).exists():
+                    (folder / name).write_bytes(held.read_bytes())
 
     def _write(self, folder: Path) -> None:
         """Every file whole; the report last: where it is, all is."""
@@ -89,11 +91,13 @@ def prune(
         TraceError: the model does not run on the example inputs.
         BudgetError: the budget is out of reach.
         Diverged: a loss is not finite.
+        ExportError: the result cannot be exported as the recipe says; it is in the workdir all the same.
         FileExistsError: the workdir is in use, or belongs to another run.
     """
     recipe, folder, model = Recipe.load(recipe), None if workdir is None else Path(workdir), unwrapped(model)
     if resume and folder is None:
         raise NotReady("resume: there is no workdir to go on from; give workdir=FOLDER")
+    check_export(recipe, folder)
     if folder is not None and resume and (done := _finished(model, recipe, folder, device)) is not None:
         return done
     given = {"train": train, "val": val, "task": task, "example_inputs": example_inputs}
@@ -108,6 +112,9 @@ def prune(
         pruned = Pruned(run.compact, run.plan, run.measure())
         if folder is not None:
             pruned._write(folder)
+            if recipe.export is not None:
+                run.export(folder)  # what was pruned is safe if it fails
+                pruned._write(folder)
             Store(folder).clear()
     return pruned
 
@@ -197,6 +204,8 @@ def _finished(model: nn.Module, recipe: Recipe, folder: Path, device: str | torc
         report = Report.load(folder / "report.json")
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / 'report.json'}: damaged ({error}); start anew in another workdir") from error
+    if recipe.export is not None and not report.export:
+        return None  # all but the export is done
     compact = load(copy.deepcopy(model), folder).to(pick_device(device, model))
     return Pruned(compact, Plan.load(folder / "plan.json"), report)
 

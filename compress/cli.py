@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from pathlib import Path
@@ -13,14 +14,20 @@ from rich.console import Console
 from rich.table import Table
 
 from . import __version__, models
+from .api import load as load_model
 from .api import preview as preview_model
 from .api import prune as prune_model
 from .budget import BudgetError
 from .data import FORMS, loaders
+from .deploy import deploy
 from .engine import Diverged
+from .exporters.extra import need_onnx
+from .plan import Plan
 from .quickstart import quickstart as run_quickstart
 from .reading import packaged
-from .recipe import Recipe
+from .recipe import Data, Export, Recipe, Timing
+from .report import Report
+from .task import Classification
 
 app = typer.Typer(
     help="Make a PyTorch vision network smaller and faster, exactly.",
@@ -120,6 +127,71 @@ def prune(
 
 
 @app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(help="what compress prune or Pruned.save left")],
+    model: Model,
+    onnx: Annotated[Path, typer.Option("--onnx", help="the file to write")],
+    data: Source = None,
+    shape: Shape = None,
+    opset: Annotated[int | None, typer.Option("--opset", help="of ONNX's operators [default: torch's own]")] = None,
+    static: Annotated[bool, typer.Option("--static", help="batches of the example's size only")] = False,
+    any_size: Annotated[bool, typer.Option("--any-size", help="images of any height and width")] = False,
+    slim: Annotated[bool, typer.Option(help="simplify the graph with onnxslim")] = True,
+    half: Annotated[bool, typer.Option("--half", help="weights in half precision")] = False,
+    int8: Annotated[Path | None, typer.Option("--int8", help="also this file, quantised; needs --data")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a saved result as an ONNX file that was compared with it and timed against the dense model.
+
+    Examples:
+
+    compress export out --model torchvision:resnet50 --onnx r50.onnx
+
+    compress export out --model timm:resnet50 --data folder:imagenet --onnx r50.onnx --int8 r50_int8.onnx
+    """
+    if int8 is not None and data is None:
+        raise ValueError(f"--int8 {int8}: its ranges are measured on data; give --data, which takes {FORMS}")
+    need_onnx()
+    dense = models.build(model)
+    compact = load_model(copy.deepcopy(dense), directory)
+    known = Report.load(directory / "report.json").recipe if (directory / "report.json").exists() else {}
+    given = Data.model_validate((known.get("data") or {}) | {"source": data})
+    task = Classification(*loaders(given)) if data is not None else Classification()
+    example: Any = _shape(shape or "1,3,224,224")
+    if task.val is not None and shape is None:
+        example = task.inputs(next(iter(task.val)))
+    asked = Export(
+        dynamic_batch=not static, dynamic_size=any_size, opset=opset, slim=slim, half=half, int8=int8 is not None
+    )
+    about: dict[str, Any] = {"plan": Plan.load(directory / "plan.json"), "recipe": known}
+    timing = Timing.model_validate(known.get("timing") or {})
+    with err.status("exporting, comparing and timing"):
+        report = deploy((dense, compact), asked, task, example, onnx, int8, timing=timing, **about)
+    print(report.to_json()) if as_json else out.print(report)
+
+
+@app.command()
+def bench(
+    files: Annotated[list[Path], typer.Argument(help="ONNX files with the same inputs; the first is compared with")],
+    batch: Annotated[int, typer.Option("--batch", help="where the batch is free", min=1)] = 1,
+    shape: Annotated[str | None, typer.Option("--input", help="shape of the input, where more is free")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", help="of onnxruntime [default: torch's]", min=1)] = None,
+    repeats: Annotated[int, typer.Option("--repeats", help="runs of each file, in turn", min=1)] = 50,
+    as_json: Json = False,
+) -> None:
+    """Compare the latency of ONNX files in onnxruntime, one run of each in turn.
+
+    Example: compress bench dense.onnx compact.onnx --threads 1
+    """
+    from .exporters import onnx as exporter
+
+    sizes = None if shape is None else list(_shape(shape).shape)
+    with err.status("timing"):
+        found = exporter.bench(files, batch_size=batch, repeats=repeats, threads=threads, shape=sizes)
+    print(found.to_json()) if as_json else out.print(found)
+
+
+@app.command()
 def recipes(
     name: Annotated[str | None, typer.Argument(help="print this recipe")] = None,
     schema: Annotated[bool, typer.Option("--schema", help="print the JSON schema, for editors")] = False,
@@ -170,7 +242,7 @@ def main() -> None:
     try:
         app()
     except Exception as error:
-        known = isinstance(error, (ValueError, TypeError, OSError, Diverged))
+        known = isinstance(error, (ValueError, TypeError, OSError, ImportError, Diverged))
         text = str(error) if known else f"{type(error).__name__}: {error}"
         err.print(text, style="red", markup=False, highlight=False)
         raise SystemExit(1 if isinstance(error, BudgetError) else 2) from None

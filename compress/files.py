@@ -9,7 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SAVED = {"plan.json", "model.safetensors", "report.json", "report.html", "run.json", "checkpoint.safetensors"}
+EXPORTED = ("model.onnx", "model.int8.onnx")
+SAVED = {
+    "plan.json",
+    "model.safetensors",
+    "report.json",
+    "report.html",
+    "run.json",
+    "checkpoint.safetensors",
+    *EXPORTED,
+}
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from .report import Report, Row, amount
+from .report import Report, Row, amount, export_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -290,11 +290,22 @@ def _tables(report: Report) -> str:
     blocks = [
         ("Groups", _table(groups, "name", "kind", "width", "kept", "", "params/dim", "MACs/dim")),
         ("Left alone", _table([[r.get(k) for k in ("name", "reason", "width")] for r in report.refused])),
+        ("Exported", _exported(report.export)),
         ("Notes", _table([[note] for note in report.notes])),
         ("Time", _table(times)),
         ("Machine", _table([[name, str(value)] for name, value in report.machine.items()])),
         ("Recipe", f"<pre>{escape(recipe)}</pre>" if report.recipe else ""),
     ]
     folds = [f"<details open><summary>{title}</summary>\n{body}</details>\n" * bool(body) for title, body in blocks]
-    wide = folds[0].replace(" open", "", len(groups) > 40) + folds[1].replace(" open", "", 1)
-    return f'{wide}<div class="grid" style="--least:18rem">\n{"".join(folds[2:])}</div>\n'
+    wide = folds[2] + folds[0].replace(" open", "", len(groups) > 40) + folds[1].replace(" open", "", 1)
+    return f'{wide}<div class="grid" style="--least:18rem">\n{"".join(folds[3:])}</div>\n'
+
+
+def _exported(export: dict[str, Any]) -> str:
+    """The file for deployment: size, times, how far it is off."""
+    if not export:
+        return ""
+    found = export_report(export)
+    return f"<p>{escape(found.title)}</p>\n" + _table(
+        [list(row) for row in found.rows()], "", "dense", "exported", "left"
+    )

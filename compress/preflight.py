@@ -114,6 +114,8 @@ def _missing(model: nn.Module, recipe: Recipe, task: Task, fed: bool) -> list[st
             f"train: {' and '.join(trains)} need{'s' * (len(trains) == 1)} training data, and there is none. "
             "Give train=LOADER (and val=LOADER), task=TASK, or name a task or data.source in the recipe"
         )
+    if recipe.export is not None and recipe.export.int8 and task.train is None:
+        wrong.append("train: export.int8 measures ranges on training data, and there is none. Give train=LOADER")
     if isinstance(task.val, Iterator):
         wrong.append("val: expected a loader that can be read more than once; got an iterator. Give list(val)")
     if length_of(task.val) == 0:

@@ -160,6 +160,33 @@ class Finetune(Training):
     )
 
 
+class Export(Strict):
+    """A checked file for deployment: model.onnx in the working directory. `export: onnx` is all defaults."""
+
+    format: Literal["onnx"] = "onnx"
+    dynamic_batch: bool = Field(True, description="batches of any size; else that of the example inputs")
+    dynamic_size: bool = Field(False, description="images of any height and width, where the model takes them")
+    opset: int | None = Field(None, ge=1, description="version of ONNX's operators (default: torch's own)")
+    slim: bool = Field(True, description="simplify the graph with onnxslim")
+    half: bool = Field(False, description="weights in half precision; inputs and outputs stay float32")
+    int8: bool = Field(False, description="also model.int8.onnx, its ranges measured on training data")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _word(cls, value: Any) -> Any:
+        return {"format": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one_precision(self) -> Export:
+        if self.half and self.int8:
+            raise ValueError("expected half or int8, which starts from single precision; got both")
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"const": "onnx"}, handler(schema)], "description": "a checked file for deployment"}
+
+
 class Data(Strict):
     """Loaders by name, for the command line and for recipes that stand alone."""
 
@@ -210,6 +237,7 @@ class Recipe(Strict):
     compensate: bool = Field(False, description="fold the mean of what is dropped into the readers' biases")
     finetune: Finetune | None = Field(None, description="training of the compact network; none if left out")
     timing: Timing = Field(default_factory=lambda: Timing())
+    export: Export | None = Field(None, description="a checked ONNX file in the working directory; none if left out")
     task: str | None = Field(None, description="package.module:factory of a Task, if not classification from loaders")
     data: Data = Field(default_factory=lambda: Data())
     seed: int = Field(0, ge=0)

@@ -55,6 +55,7 @@ class Report:
     history: list[dict[str, Any]] = field(default_factory=list)  # records of stage, step, epoch, and what was measured
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> time it took
     recipe: dict[str, Any] = field(default_factory=dict)
+    export: dict[str, Any] = field(default_factory=dict)  # of the file for deployment: an ExportReport as plain data
     machine: dict[str, Any] = field(default_factory=dict)  # device, threads, batch size of the latency, versions
 
     @classmethod
@@ -115,12 +116,24 @@ class Report:
                 amount(row.params),
                 amount(row.macs),
             )
+        deployed = [export_report(self.export)] if self.export else []
         return Stack(
-            head, table, *refusals(self.refused), *[Text(f"note: {note}", style="yellow") for note in self.notes]
+            head,
+            *deployed,
+            table,
+            *refusals(self.refused),
+            *[Text(f"note: {note}", style="yellow") for note in self.notes],
         )
 
     def show(self) -> None:
         Console().print(self)
+
+
+def export_report(data: dict[str, Any]) -> Any:
+    """What was measured of the file for deployment, as an object."""
+    from .exporters.report import ExportReport  # it draws on this module
+
+    return ExportReport.from_dict(data)
 
 
 def shown(metric: str, value: float) -> str:

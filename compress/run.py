@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from .budget import choose
 from .checkpoint import State, Store, below, own_randomness, put_, seed_all
 from .compensate import compensate_
+from .deploy import deploy
 from .discover import find_groups
 from .display import Display
 from .engine import Engine, pick_device
-from .files import write_whole
+from .files import EXPORTED, write_whole
 from .finetune import finetune
 from .gates import fold_
 from .groups import Groups
@@ -250,6 +251,24 @@ class Run:
         for name, module in self.compact.named_modules():
             module.training = modes.get(name, False)
         return report
+
+    def export(self, folder: Path) -> None:
+        """Write the checked files that the recipe asks for; the report has what was measured."""
+        recipe, report = self.recipe, self.report
+        assert report is not None and recipe.export is not None
+        with self.engine.stage("export"), self.engine.display.bar("exporting, comparing and timing"):
+            made = deploy(
+                (self.teacher, self.compact),
+                recipe.export,
+                self.task,
+                self.ready.example_inputs,
+                folder / EXPORTED[0],
+                folder / EXPORTED[1] if recipe.export.int8 else None,
+                plan=self.plan,
+                recipe=report.recipe,
+                timing=recipe.timing,
+            )
+        report.export, report.seconds = made.to_dict(), self.engine.seconds
 
     def length(self, name: str) -> int:
         """The steps of a training."""

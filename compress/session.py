@@ -96,7 +96,7 @@ def search_session(
     """Begin a search that your own loop drives: `session.step(batch)` for each batch, then `session.finish()`.
 
     `steps` is how many steps the loop will make (default: the recipe's, which needs `train` if it counts in epochs).
-    A `finetune` section of the recipe is yours to do; `compress.distillation` is the loss for it.
+    The sections `finetune` and `export` of the recipe are yours to do; `compress.distillation` is the loss for it.
 
     Raises:
         NotReady: something is missing, or the recipe asks for what a session cannot do.
@@ -109,7 +109,7 @@ def search_session(
         raise NotReady("steps: a session makes one round of search and cut; leave steps out, or use compress.prune")
     if steps is None and length.unit == "epochs" and train is None and getattr(task, "train", None) is None:
         raise NotReady(f"steps: {length} of data that the session does not see; say steps=LENGTH")
-    alone = recipe.model_copy(update={"finetune": None})
+    alone = recipe.model_copy(update={"finetune": None, "export": None})
     engine = Engine(pick_device(device, model), recipe.seed, Display(quiet=True))
     with own_randomness():
         run = Run(

@@ -57,7 +57,7 @@ def lower(
         )
     outputs = Flat(model, call).outputs()
     flat = Flat(model, call, half)
-    with _quiet():
+    with quiet():
         program = _followed(flat, call, dynamic_batch, dynamic_size)
         translated = _translated(program, len(call.names), len(outputs), opset)
         proto = translated.model_proto
@@ -154,7 +154,7 @@ def _slimmed(proto: Any) -> Any:
     import onnxslim
 
     try:
-        with _quiet():
+        with quiet():
             slim = onnxslim.slim(proto)
     except Exception as error:
         raise ExportError(f"onnxslim fails: {type(error).__name__}: {error}. Export with slim=False") from error
@@ -225,7 +225,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """What the exporter thinks aloud is not for users; what is wrong comes as an exception."""
     levels = {name: logging.getLogger(name).level for name in LOGGERS}
     fast = torch.backends.mha.get_fastpath_enabled()

@@ -5,8 +5,6 @@ report = compress.exporters.onnx.export(pruned.model, "model.onnx", example_inpu
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,16 +18,20 @@ from compress.recipe import Timing
 from compress.timing import batched, compare, ratio
 
 from .about import About, read_metadata
+from .bench import Bench, bench
 from .call import Call, ExportError, Flat, variants
 from .extra import MissingExtra, need_onnx
+from .int8 import quantise
 from .locate import locate
 from .lower import Lowered, lower, opset_of
 from .parity import HALF_TOLERANCE, TOLERANCE, Difference, ParityError, gate
+from .place import place
 from .report import ExportReport, Int8, Network
 from .runtime import Runner
 
 __all__ = [
     "About",
+    "Bench",
     "Difference",
     "ExportError",
     "ExportReport",
@@ -38,8 +40,10 @@ __all__ = [
     "Network",
     "ParityError",
     "Runner",
+    "bench",
     "check",
     "export",
+    "quantise",
     "read_metadata",
 ]
 
@@ -78,7 +82,7 @@ def export(
         OSError: the file cannot be written there.
     """
     need_onnx()
-    target, timing, about = _place(Path(path)), timing or Timing(), about or About()
+    target, timing, about = place(Path(path)), timing or Timing(), about or About()
     call = Call.of(model, example_inputs)
     how: dict[str, Any] = {"dynamic_batch": dynamic_batch, "dynamic_size": dynamic_size, "opset": opset}
     how |= {"slim": slim, "half": half}
@@ -243,23 +247,3 @@ def _count(dims: Iterable[int]) -> int:
 
 def _shape(value: Any) -> list[int | str]:
     return [d.dim_param or int(d.dim_value) for d in value.type.tensor_type.shape.dim]
-
-
-def _place(path: Path) -> Path:
-    """
-    Raises:
-        FileNotFoundError: the directory does not exist.
-        OSError: a file cannot be written there.
-    """
-    if path.is_dir():
-        raise IsADirectoryError(f"{path}: expected the name of a file such as model.onnx; it is a directory")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: expected an existing directory; there is no {path.parent}. Make it first")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise OSError(
-            error.errno, f"{path}: nothing can be written in {path.parent}: {os.strerror(error.errno or 0)}"
-        ) from error
-    return path
