@@ -1,5 +1,8 @@
 """Structured pruning that is exact: score, fold, slice, reload."""
 
+import importlib
+from typing import Any
+
 from .api import Pruned, load, preview, prune
 from .budget import BudgetError
 from .discover import find_groups
@@ -42,3 +45,10 @@ __all__ = [
     "register_search",
     "search_session",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`compress.exporters`, when it is asked for."""
+    if name == "exporters":
+        return importlib.import_module(".exporters", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

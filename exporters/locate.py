@@ -21,7 +21,8 @@ def locate(program: torch.export.ExportedProgram, proto: Any, leaves: Sequence[T
     off = {name: _off(right[name], here[name], tol) for name in here}
     nodes = {name: node for node in proto.graph.node for name in node.output}
     order = {name: i for i, node in enumerate(proto.graph.node) for name in node.output}
-    seen, waiting, bad = set(), [output], []
+    seen: set[str] = set()
+    waiting, bad = [output], []
     while waiting:  # backwards, as far as values differ or cannot be compared
         name = waiting.pop()
         if name in seen or name not in nodes or not off.get(name, True):
@@ -29,9 +30,11 @@ def locate(program: torch.export.ExportedProgram, proto: Any, leaves: Sequence[T
         seen.add(name)
         bad += [name] * (name in off)
         waiting += nodes[name].input
+    if not seen:
+        return ""
     if not bad:
-        start = min(seen, key=lambda name: order[name], default=output)
-        return f"It begins at or behind node {nodes[start].name} ({nodes[start].op_type})." if start in nodes else ""
+        start = nodes[min(seen, key=lambda name: order[name])]
+        return f"It begins at or behind node {start.name} ({start.op_type})."
     first = min(bad, key=lambda name: order[name])
     module = f" of module {modules[first]}" if modules.get(first) else ""
     return (

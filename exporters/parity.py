@@ -13,7 +13,7 @@ from .call import ExportError, Flat
 from .runtime import Runner
 
 TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2  # of an output's largest number
-LEAST = 1e-6  # what counts as a difference at all
+LEAST = 1e-9  # what counts as a difference at all: less is left where large numbers cancel
 
 
 class ParityError(ExportError):
@@ -63,7 +63,7 @@ def apart(right: Tensor, here: Tensor) -> tuple[float, float]:
         return 0.0, 0.0
     a, b = right.double(), here.double()
     same = (a == b) | (a.isnan() & b.isnan())
-    off = float(torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf).max())
+    off = float(torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf).max())
     finite = a[a.isfinite()].abs()
     largest = float(finite.max()) if finite.numel() else 0.0
     return off, off / largest if largest else off
