@@ -10,7 +10,7 @@ quickstart: $(STAMP)
 	$(BIN)/compress quickstart
 
 test: lint
-	$(BIN)/python -m pytest tests compress README.md
+	$(BIN)/python -m pytest tests compress exporters README.md docs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

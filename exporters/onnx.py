@@ -17,7 +17,7 @@ from compress.files import write_whole
 from compress.recipe import Timing
 from compress.timing import batched, compare, ratio
 
-from .about import About, read_metadata
+from .about import About, plan_hash, read_metadata
 from .bench import Bench, bench
 from .call import Call, ExportError, Flat, variants
 from .extra import MissingExtra, need_onnx
@@ -43,6 +43,7 @@ __all__ = [
     "bench",
     "check",
     "export",
+    "plan_hash",
     "quantise",
     "read_metadata",
 ]
