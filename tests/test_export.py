@@ -11,7 +11,6 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from compress.exporters import onnx as exporter
 from onnx import numpy_helper
 from rich.console import Console
 from torch import Tensor, nn
@@ -20,6 +19,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 import compress
 from compress import cli
 from compress.data import Data, loaders
+from compress.exporters import onnx as exporter
 from compress.quickstart import Network
 from compress.recipe import Timing
 

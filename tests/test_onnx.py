@@ -12,12 +12,12 @@ import pytest
 import torch
 from case import build, example, groups_of, random_keep, tensors_of
 from cases import CASES
-from compress.exporters import onnx as exporter
 from test_attention import BOTH, family, some
 from torch import Tensor, nn
 
 import compress
 from compress import Plan
+from compress.exporters import onnx as exporter
 from compress.quickstart import Network
 from compress.recipe import Timing
 from compress.slicing import slice_

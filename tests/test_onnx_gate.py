@@ -13,13 +13,13 @@ import pytest
 import torch
 from case import build, example
 from cases import CASES
-from compress.exporters import locate, lower
-from compress.exporters import onnx as exporter
-from compress.exporters.call import Call
 from onnx import numpy_helper
 from torch import Tensor, nn
 
 import compress
+from compress.exporters import locate, lower
+from compress.exporters import onnx as exporter
+from compress.exporters.call import Call
 from compress.quickstart import Network
 from compress.recipe import Timing
 
