@@ -247,8 +247,9 @@ class Recipe(Strict):
         if self.budget.auto and not self.search.reaches_zero:
             raise ValueError(
                 f"budget: auto keeps the dimensions whose score did not reach zero, and with these settings "
-                f"{self.search.method} has no scores that do. Choose rarts, netslim, milenas, darts1 or darts2 with a "
-                "number as gamma and proximal: true (or penalty: l1_split or l0_split), or give a budget"
+                f"{self.search.method} has no scores that do. Choose bayesnas with a number as gamma; rarts, "
+                "netslim, milenas, darts1 or darts2 with a number as gamma and proximal: true (or penalty: l1_split or "
+                "l0_split); or give a budget"
             )
         if self.compensate and self.target.branches:
             raise ValueError("compensate: what is dropped has no reader where whole branches go; leave one of them out")

@@ -54,6 +54,7 @@ class Run:
         self.report: Report | None = None
         self._resumed: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._lengths = self._count()
+        self._told: list[str] = []  # by the search
 
     @classmethod
     @contextmanager
@@ -128,6 +129,7 @@ class Run:
         method = search_class(self.recipe.search.method)
         total = steps if steps is not None else self._share(self._lengths.get("search", 0))
         job = Job(self.compact, groups, self.task, total, self.recipe.seed, teacher=self.teacher)
+        job.epoch = length_of(self._search_data()) if self.train is not None else None
         if len(groups):
             here = (shell(self.compact), self.teacher, self.ready.example_inputs)
             line = Line(self.recipe, groups, *here, self.plan.widths or None, self.round, self.engine.display)
@@ -153,6 +155,7 @@ class Run:
 
     def end_search(self, search: Search) -> dict[str, Tensor]:
         importance = {name: value.detach().double().cpu() for name, value in search.importance().items()}
+        self._told = search.notes()
         fold_(self.compact)
         self.compact.eval()
         for p in self.compact.parameters():
@@ -162,8 +165,7 @@ class Run:
     def choose(self, groups: Groups, importance: dict[str, Tensor]) -> dict[str, Any]:
         """What is kept after this round."""
         recipe = self.recipe
-        notes: list[str] = []
-        left = self._left
+        notes, left = self._told, self._left
         last = self.round + 1 == recipe.steps
         target = recipe.target if last else recipe.target.model_copy(update={"round_to": 1})  # rounded once, at the end
         common: dict[str, Any] = {"ranking": recipe.search.ranks_by, "dense": self.plan.widths or None}
@@ -172,7 +174,7 @@ class Run:
                 keep = choose(groups, importance, Budget(auto=True), target, **common)
             elif recipe.budget.unit == "latency":
                 with self.engine.display.bar("timing candidates") as bar:
-                    keep, notes = choose_by_latency(
+                    keep, timed = choose_by_latency(
                         self.compact,
                         groups,
                         importance,
@@ -185,11 +187,12 @@ class Run:
                         tell=lambda text, done, total: bar.to(done, text, total),
                         **common,
                     )
+                    notes = [*notes, *timed]
             else:
                 limit = self._limit(groups, left)
                 keep = choose(groups, importance, recipe.budget, target, limit=limit, **common)
         if hasattr(recipe.search, "gamma"):
-            notes += self._gone_to_zero(importance, keep)
+            notes = [*notes, *self._gone_to_zero(importance, keep)]
         self._write_down(groups, importance, keep, notes)
         return keep
 

@@ -22,6 +22,7 @@ class Task(Protocol):
 
     `train` and `val` are loaders, or None. Batches are handed over as the loaders give them, on the model's device.
     `evaluate` returns measurements by name; the first of them decides which weights are best, and larger is better.
+    A task may have more: `soften` for mixed and smoothed targets, `draw` for the curvature of its loss.
     """
 
     train: Iterable[Any] | None
@@ -117,6 +118,16 @@ class Classification:
 
     def distil(self, outputs: Any, teacher: Any, temperature: float) -> Tensor:
         return distillation(logits_of(outputs), logits_of(teacher), temperature)
+
+    def draw(self, outputs: Any, batch: Any, temperature: float = 1.0) -> Tensor:
+        """The loss with targets drawn from the model's own predictions: the curvature of the loss is what the square
+        of its gradient is on average. At a temperature: of the distillation from any teacher.
+        """
+        logits, target = logits_of(outputs) / temperature, self.split(batch)[1]
+        own = torch.multinomial(logits.detach().softmax(-1), 1)[:, 0]
+        counted = torch.ones_like(own, dtype=torch.bool) if target.ndim == 2 else target != IGNORED
+        losses = F.cross_entropy(logits, own, reduction="none") * counted
+        return losses.sum() / counted.sum().clamp_min(1)
 
     def soften(self, batch: Any, classes: int, smoothing: float, mix: Any = None) -> Pair:
         """The batch with rows of probabilities as targets; `mix` is a timm Mixup, which smooths by itself.

@@ -59,8 +59,8 @@ class Job:
 
     `line(importance, part)` is what would be kept of each group if a part (0 to 1) of the cut were due, by this
     importance per cost; `times()` is the part of the network's time that a dimension of each group takes, as measured.
-    `teacher` is the dense model. They are None where nobody said what the budget is, how the network is called, or
-    what it came from.
+    `teacher` is the dense model, `epoch` the steps that read all data once. They are None where nobody said what the
+    budget is, how the network is called, what it came from, or how many data there are.
     """
 
     model: nn.Module
@@ -71,6 +71,7 @@ class Job:
     line: Line | None = None
     times: Callable[[], dict[str, float]] | None = None
     teacher: nn.Module | None = None
+    epoch: int | None = None
 
 
 class Search(ABC):
@@ -95,6 +96,10 @@ class Search(ABC):
     @abstractmethod
     def importance(self) -> dict[str, Tensor]:
         """The importance of every dimension of every group."""
+
+    def notes(self) -> list[str]:
+        """What the report should say about how it went."""
+        return []
 
     def state(self) -> dict[str, Tensor]:
         """Tensors beyond the model's and the optimisers' that a resumed search needs; they are restored in place."""
@@ -160,4 +165,4 @@ def importance(config: SearchConfig, model: nn.Module, groups: Groups, seed: int
     return search_class(config.method)(config, Job(model, groups, Classification(), 0, seed)).importance()
 
 
-from . import darts, magnitude, milenas, netslim, random, rarts, taylor  # noqa: E402, F401
+from . import bayesnas, darts, magnitude, milenas, netslim, random, rarts, taylor  # noqa: E402, F401

@@ -44,7 +44,7 @@ class Penalty:
 
     def __init__(self, config: Any, alpha: Sequence[nn.Parameter], places: Places, job: Job) -> None:
         self.config, self.alpha, self.places = config, alpha, places
-        each = _prices(config.penalty, job, [*places]) if places else {}
+        each = prices(config.penalty, job, [*places]) if places else {}
         self.prices = [torch.zeros_like(a) for a in alpha]  # zero where no score stands
         number = {id(a): i for i, a in enumerate(alpha)}
         for name, here in places.items():
@@ -96,7 +96,7 @@ class Penalty:
         }
 
 
-def _prices(kind: str, job: Job, names: Sequence[str]) -> dict[str, float]:
+def prices(kind: str, job: Job, names: Sequence[str]) -> dict[str, float]:
     """What the penalty of one dimension of each group is multiplied with."""
     if kind not in ("macs", "latency"):
         return dict.fromkeys(names, 1.0)

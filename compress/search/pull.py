@@ -59,8 +59,8 @@ class Pull:
         steps = self.job.steps
         moving, pull = max(1, round(MOVING * steps)), 1 / max(1.0, PULL * steps)
         gone = [(low > 0) & (a == 0) for a, low in zip(self.alpha, self.below, strict=True)]
-        for a, g, w in zip(self.alpha, gradients, self.worth, strict=True):
-            w.mul_(MEMORY).add_((a * g).square(), alpha=1 - MEMORY)
+        self.weigh_(gradients)
+        for a, g in zip(self.alpha, gradients, strict=True):
             a.grad = g
         optimizer.step()
         for a, dead in zip(self.alpha, gone, strict=True):
@@ -71,6 +71,11 @@ class Pull:
         for a, low in zip(self.alpha, self.below, strict=True):
             a.copy_(torch.where(low > 0, soft_threshold(a, pull).clamp(-most, most), a))
         return torch.stack([(low * a.abs()).sum() for a, low in zip(self.alpha, self.below, strict=True)]).sum()
+
+    def weigh_(self, gradients: Sequence[Tensor]) -> None:
+        """Say anew what each dimension is worth."""
+        for a, g, w in zip(self.alpha, gradients, self.worth, strict=True):
+            w.mul_(MEMORY).add_((a * g).square(), alpha=1 - MEMORY)
 
     def _draw(self, part: float) -> None:
         """Say anew what lies below the line."""

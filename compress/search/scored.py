@@ -109,15 +109,17 @@ class Scored(Search):
         self.rates = config.alpha.over(config)
         self.score_optimizer = optimiser(self.rates, (), self.alpha)
         self.optimizers: Sequence[optim.Optimizer] = [self.optimizer, self.score_optimizer]
-        self.penalty: Penalty | Pull
-        if config.gamma == "auto":
-            self.penalty = Pull({name: here[0][0] for name, here in self.places.items()}, job)
-        else:
-            self.penalty = Penalty(config, self.alpha, self.places, job)
+        self.penalty = self.penalise()
 
     def attach(self) -> Places:
         """Put the scores on; where they stand, by group."""
         return gates(self.job, [*self.job.groups])
+
+    def penalise(self) -> Penalty | Pull:
+        """What draws the scores to zero."""
+        if self.config.gamma == "auto":
+            return Pull({name: here[0][0] for name, here in self.places.items()}, self.job)
+        return Penalty(self.config, self.alpha, self.places, self.job)
 
     def importance(self) -> dict[str, Tensor]:
         return self.penalty.importance()

@@ -1,0 +1,175 @@
+"""Curvature: the diagonal of the loss's second derivative in the scores, never negative, from single images.
+
+With J the derivative of a sample's outputs in the scores and L the second derivative of its loss in the outputs, the
+Gauss-Newton diagonal is the mean over samples of diag(J^T L J). Where v is drawn with mean 0 and covariance L,
+
+    E (J^T v)_i^2 = (J^T L J)_ii
+
+and for a likelihood the gradient of the loss with a target drawn from the model's own prediction is such a J^T v
+(Martens, New insights and perspectives on the natural gradient method, 2020): one backward pass a sample. That is
+`gauss_newton`, and needs a task with a `draw`. `empirical` squares the gradient of the loss itself, which every task
+has: the empirical Fisher, near the former where the model fits and scaled by its errors where it does not.
+
+`paper` is BayesNAS's own estimate (Zhou et al., ICML 2019, C.3.2, with C.2.5): inputs and pre-activation curvature are
+taken to be independent, of each other and from place to place, and the latter to have no entries off the diagonal:
+
+    H_i = sum over readers of (E |x_i|)^2 sum over outputs o and places of W[o, i]^2 h_o,  h = diag d2L / dy2
+
+h is not found by the paper's recursion, which knows chains of layers, but from the same drawn targets: (dL/dy)^2 is on
+average what the recursion approximates. A group with other readers than plain layers gets one of the former two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from .fields import Teaching
+from .groups import Groups
+from .lean import lean
+from .task import Task
+from .tracing import mode
+
+Kind = Literal["auto", "gauss_newton", "empirical", "paper"]
+
+
+class Curvature:
+    """Sums over samples, for every score and for a factor common to all scores of a group (its switch)."""
+
+    def __init__(self, model: nn.Module, groups: Groups, scores: Mapping[str, nn.Parameter], kind: Kind) -> None:
+        self.model, self.scores = model, scores
+        self.layers = _readers(model, groups, scores) if kind == "paper" else {}
+        self.drawn = kind != "empirical"
+        self.sums = {name: torch.zeros_like(a) for name, a in scores.items()}
+        first = next(iter(scores.values()))
+        self.switches = first.new_zeros(len(scores))
+        self.count = first.new_zeros(())
+        self._seen: dict[int, list[Tensor]] = {}
+
+    def state(self) -> dict[str, Tensor]:
+        mine = {f"curvature{i}": total for i, total in enumerate(self.sums.values())}
+        return mine | {"curvature": self.switches, "curvatures": self.count}
+
+    def tensors(self) -> list[Tensor]:
+        return [*self.sums.values(), self.switches, self.count]
+
+    def clear_(self) -> None:
+        for tensor in self.tensors():
+            tensor.zero_()
+
+    def mean(self) -> tuple[dict[str, Tensor], Tensor]:
+        """Of every score, and of every switch."""
+        return {name: total / self.count for name, total in self.sums.items()}, self.switches / self.count
+
+    def add_(self, task: Task, batch: Any, samples: int, distill: Teaching | None = None, taught: Any = None) -> None:
+        """Add so many samples of a batch, one by one; `taught` gives what the dense model says of a batch."""
+        alpha = list(self.scores.values())
+        with mode(self.model, training=False), _frozen(self.model, alpha), lean(self.model), self._watched():
+            for one in pieces(batch, samples):
+                loss = self._loss(task, one, distill, taught)
+                outputs = [y for layers in self._seen.values() for y in layers[1:2]]
+                found = torch.autograd.grad(loss, [*alpha, *outputs], allow_unused=True)
+                gradients = [torch.zeros_like(a) if g is None else g for a, g in zip(alpha, found, strict=False)]
+                rough = self._rough(found[len(alpha) :])
+                for i, (name, a, g) in enumerate(zip(self.scores, alpha, gradients, strict=True)):
+                    self.sums[name].add_(rough[name] if name in rough else g.square())
+                    self.switches[i].add_((a.detach() * g).sum().square())
+                self.count.add_(1)
+
+    def _loss(self, task: Any, batch: Any, distill: Teaching | None, taught: Any) -> Tensor:
+        """A loss whose squared gradient is, on average over draws, the curvature."""
+        outputs = task.forward(self.model, batch)
+        if self.drawn and hasattr(task, "draw"):
+            loss: Tensor = task.draw(outputs, batch)
+            if distill is not None:
+                loss = loss + math.sqrt(distill.weight) * task.draw(outputs, batch, distill.temperature)
+            return loss
+        loss = task.loss(outputs, batch)
+        if distill is not None:
+            loss = loss + distill.weight * task.distil(outputs, taught(batch), distill.temperature)
+        return loss
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Keep, of each layer that is looked at, the mean size of what it reads, and what it writes."""
+
+        def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            self._seen[id(layer)] = [_channels(inputs[0].detach(), layer).abs().mean(1), output]
+
+        modules = {id(m): m for layers in self.layers.values() for m, _ in layers}
+        hooks = [m.register_forward_hook(keep) for m in modules.values()]
+        try:
+            yield
+        finally:
+            self._seen.clear()
+            for hook in hooks:
+                hook.remove()
+
+    def _rough(self, of_outputs: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """The paper's estimate for this sample."""
+        bent = dict(zip(self._seen, of_outputs, strict=True))
+        found: dict[str, Tensor] = {}
+        for name, layers in self.layers.items():
+            total = torch.zeros_like(self.scores[name])
+            for layer, index in layers:
+                h = bent[id(layer)]
+                if h is None:
+                    continue
+                weight = layer.parametrizations.weight.original.detach()
+                squares = _channels(h, layer).square().sum(1) @ weight.square().unsqueeze(-1).flatten(2).sum(2)
+                total += (self._seen[id(layer)][0].square() * squares)[index].sum(1)
+            found[name] = total
+        return found
+
+
+def pieces(batch: Any, count: int | None = None) -> list[Any]:
+    """The first samples of a batch, one by one; the batch itself where nobody can tell where they lie in it."""
+    leaves, spec = pytree.tree_flatten(batch)
+    sizes = {leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in leaves}
+    if len(sizes) != 1 or (size := sizes.pop()) is None:
+        return [batch]
+    return [pytree.tree_unflatten([leaf[i : i + 1] for leaf in leaves], spec) for i in range(size)[:count]]
+
+
+def _readers(
+    model: nn.Module, groups: Groups, scores: Mapping[str, nn.Parameter]
+) -> dict[str, list[tuple[Any, Tensor]]]:
+    """The layers that read each group, and where; groups that anything else reads are left out."""
+    modules = dict(model.named_modules())
+    found = {}
+    for name, score in scores.items():
+        layers = []
+        for slot in groups[name].readers:
+            path = slot.tensor.rpartition(".")[0]
+            layer = modules[path]
+            plain = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)) and getattr(layer, "groups", 1) == 1
+            if plain and slot.dim == 1 and groups.readers.get(slot.tensor) == {path}:
+                layers.append((layer, torch.as_tensor(slot.index, device=score.device)))
+        if len(layers) == len(groups[name].readers):
+            found[name] = layers
+    return found
+
+
+def _channels(value: Tensor, layer: nn.Module) -> Tensor:
+    """What a layer reads or writes, by channel: (channels, places)."""
+    return (value.movedim(-1, 0) if isinstance(layer, nn.Linear) else value.transpose(0, 1)).flatten(1)
+
+
+@contextmanager
+def _frozen(model: nn.Module, scores: Sequence[Tensor]) -> Iterator[None]:
+    """No gradient but that of the scores."""
+    mine = {id(s) for s in scores}
+    trained = [p for p in model.parameters() if p.requires_grad and id(p) not in mine]
+    for p in trained:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for p in trained:
+            p.requires_grad_(True)

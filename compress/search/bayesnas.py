@@ -1,0 +1,253 @@
+"""BayesNAS: scores have priors whose variance the data choose, and go where the prior's entropy is not above zero.
+
+Zhou, Yang, Wang, Pan, BayesNAS: a Bayesian approach for neural architecture search, ICML 2019, algorithm 1, with the
+score of a dimension in place of that of an edge. Weights and scores are trained together (16),
+
+    min over W, w of  L(W, w) + gamma * sum omega_i |w_i|
+
+where `gamma` is the paper's sparsity intensity lambda_w, proximal steps reach zero, and weight decay is the recipe's.
+At the end of each outer iteration, one an epoch, the curvature of the scores is taken on a few samples (curvature.py)
+and the variances of the priors, which are the importance, are found anew (evidence.py). With `budget: auto` a dimension
+with ln(2 pi e variance) / 2 <= 0 goes there and then; with a budget, the budget decides by the variances.
+
+With `gamma: auto` there is no l1 but the pull of the other searches (pull.py), on what has the least evidence: the line
+is drawn by w'^2 H per cost, of which the variance is a rising function, and the curvature is a running mean.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from ..curvature import Curvature, Kind, pieces
+from . import Job, Ranking, register_search
+from .evidence import Evidence, predecessors
+from .penalty import Penalty, Places, prices
+from .pull import LOOKS, Pull
+from .scored import Scored, ScoredConfig
+
+CLOSING = 0.25  # part of an outer iteration at whose end samples are taken
+LEAST = 1e-12  # that a dimension is to be worth
+MEMORY = 0.8  # of the running mean of the curvature, from look to look
+
+
+class BayesnasConfig(ScoredConfig):
+    """Priors on the scores, their variances by evidence (Zhou et al. 2019)."""
+
+    method: Literal["bayesnas"] = "bayesnas"
+    hessian: Kind = Field(
+        "auto",
+        description="of the scores: gauss_newton, where the task can draw targets (auto), else empirical (Fisher); "
+        "paper is the paper's estimate (C.3.2)",
+    )
+    samples: int = Field(128, ge=1, description="samples that the curvature is taken on in an outer iteration")
+    iterations: int | None = Field(None, ge=1, description="outer iterations; one for each epoch if left out")
+
+    @model_validator(mode="after")
+    def _no_split(self) -> BayesnasConfig:
+        if self.penalty.endswith("split"):
+            raise ValueError(
+                "penalty: bayesnas weighs each score anew and steps by soft thresholding; choose l1 or macs"
+            )
+        return self
+
+    @property
+    def ranks_by(self) -> Ranking:
+        if self.ranking != "auto":
+            return self.ranking
+        return "global" if self.penalty == "macs" else "cost"
+
+    @property
+    def reaches_zero(self) -> bool:
+        return self.gamma != "auto" and self.gamma > 0
+
+
+class Evident(Pull):
+    """The pull on what has the least evidence."""
+
+    evidence: Evidence
+
+    def weigh_(self, gradients: Sequence[Tensor]) -> None:
+        for worth, found in zip(self.worth, self.evidence.worth.values(), strict=True):
+            worth.copy_(found)
+
+
+@register_search("bayesnas")
+class Bayesnas(Scored):
+    """Re-weighted l1 on the scores, the weights by evidence."""
+
+    Config = BayesnasConfig
+
+    def __init__(self, config: BayesnasConfig, job: Job) -> None:
+        super().__init__(config, job)
+        scores = {name: here[0][0] for name, here in self.places.items()}
+        self.evidence = Evidence(scores, self.before)
+        self.curvature = Curvature(job.model, job.groups, scores, config.hessian)
+        if isinstance(self.penalty, Evident):
+            self.penalty.evidence = self.evidence
+        self.prices = self._prices()
+        blank = [{name: torch.zeros_like(a, requires_grad=False) for name, a in scores.items()} for _ in range(3)]
+        self.slopes, self.means, self.dead = blank  # sums of gradients and of scores; 1 where a dimension is gone
+        self.seen, self.images = (self.curvature.count.clone() for _ in range(2))  # steps and samples they are over
+        self.start = self.seen.clone()  # what half of the dimensions were worth before the search
+        rounds = config.iterations or (max(1, round(job.steps / job.epoch)) if job.epoch else 1)
+        self.period = math.ceil(job.steps / rounds)
+        self.closing = max(1, round(CLOSING * self.period))
+        if config.gamma == "auto":  # as often as the line is drawn
+            self.closing = self.period = max(1, job.steps // LOOKS)
+        looks = max(1, job.steps // self.period) * self.closing
+        self.each = math.ceil(config.samples * rounds / looks)
+
+    def _prices(self) -> dict[str, Tensor]:
+        """What the penalty of each dimension is multiplied with, before the evidence is."""
+        names = self.evidence.scores
+        if isinstance(self.penalty, Penalty):
+            return {n: p.clone() for n, p in zip(names, self.penalty.prices, strict=True)}
+        each = prices("macs", self.job, [*names])
+        return {n: torch.full_like(a, each[n], requires_grad=False) for n, a in names.items()}
+
+    def attach(self) -> Places:
+        self.before = predecessors(self.job.model, self.job.groups)
+        return super().attach()
+
+    def penalise(self) -> Penalty | Pull:
+        if self.config.gamma == "auto":
+            return Evident({name: here[0][0] for name, here in self.places.items()}, self.job)
+        steps_that_reach_zero = self.config.model_copy(update={"proximal": True})
+        return Penalty(steps_that_reach_zero, self.alpha, self.places, self.job)
+
+    def step(self, batch: Any) -> dict[str, Tensor]:
+        self.begin()
+        both = [*self.weights, *self.alpha]
+        for p in both:
+            p.grad = None
+        loss = self.loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        slopes = [torch.zeros_like(a) if a.grad is None else a.grad for a in self.alpha]
+        self._look(batch, slopes)
+        if self.config.clip is not None:
+            torch.nn.utils.clip_grad_norm_(both, self.config.clip)
+        self.optimizer.step()
+        penalty = self.step_scores(slopes)
+        with torch.no_grad():
+            for name, a in self.evidence.scores.items():
+                a.masked_fill_(self.dead[name] > 0, 0)
+        return {"loss": loss.detach() + penalty, "task": loss.detach(), "penalty": penalty}
+
+    def importance(self) -> dict[str, Tensor]:
+        """The variance of each score's prior; zero where the score was drawn to zero, or is to go."""
+        drawn, least = self.config.gamma == "auto", torch.finfo(torch.float32).tiny
+        gone = {n: a.detach() == 0 if drawn else self.dead[n] > 0 for n, a in self.evidence.scores.items()}
+        known = self.evidence
+        order = {
+            n: gamma + least * (1 + v / (1 + v))
+            for (n, gamma), v in zip(known.gamma.items(), known.worth.values(), strict=True)
+        }
+        return {n: torch.where(gone[n], 0.0, order[n]) for n in order}
+
+    def switches(self) -> dict[str, float]:
+        """The variance of the prior of each group's switch: zero where the whole group may go."""
+        return dict(zip(self.evidence.scores, self.evidence.switch.tolist(), strict=True))
+
+    def notes(self) -> list[str]:
+        negative, wrong = (int(n) for n in self.evidence.clamped)
+        drawn = self.curvature.drawn and hasattr(self.job.task, "draw")
+        kind = "Gauss-Newton, by drawn targets" if drawn else "empirical Fisher"
+        if self.config.hessian == "paper":
+            kind = f"the paper's estimate for {len(self.curvature.layers)} of {len(self.places)} groups, else {kind}"
+        said = [f"curvature of the scores: {kind}"]
+        if negative or wrong:
+            said.append(
+                f"curvature of the scores: {negative} values were negative and taken as zero, {wrong} were no finite "
+                "numbers and taken as the largest of their group: look for NaN in the data, or lower the learning rate"
+            )
+        return said
+
+    def state(self) -> dict[str, Tensor]:
+        tables = {"slope": self.slopes, "mean": self.means, "dead": self.dead, "price": self.prices}
+        mine = {f"{key}{i}": v for key, table in tables.items() for i, v in enumerate(table.values())}
+        weighed = {f"weighed{i}": price for i, price in enumerate(getattr(self.penalty, "prices", []))}
+        return (
+            super().state()
+            | self.evidence.state()
+            | self.curvature.state()
+            | mine
+            | weighed
+            | {"seen": self.seen, "images": self.images, "start": self.start}
+        )
+
+    @torch.no_grad()
+    def _look(self, batch: Any, slopes: Sequence[Tensor]) -> None:
+        """Take samples where it is time, and end the outer iteration where it ends."""
+        if self.done == 1 and self.job.line is None:
+            with torch.enable_grad():
+                self.curvature.add_(self.job.task, batch, self.config.samples, self.config.distill, self._taught)
+            each = zip(self.curvature.mean()[0].values(), self.prices.values(), strict=True)
+            self.start.copy_(torch.cat([h / p for h, p in each]).median())
+            self.curvature.clear_()
+        inside = (self.done - 1) % self.period + 1
+        last = self.done == self.job.steps
+        if inside > self.period - self.closing or last:
+            for (name, a), g in zip(self.evidence.scores.items(), slopes, strict=True):
+                self.slopes[name].add_(g)
+                self.means[name].add_(a)
+            self.seen.add_(1)
+            self.images.add_(len(pieces(batch)))
+            with torch.enable_grad():
+                self.curvature.add_(self.job.task, batch, self.each, self.config.distill, self._taught)
+        if inside == self.period or last:
+            self._update()
+
+    def _update(self) -> None:
+        """End an outer iteration: (17)-(20), and what goes by entropy goes."""
+        sums = [*self.slopes.values(), *self.means.values(), self.seen, self.images, *self.curvature.tensors()]
+        averaged_(sums)
+        h, switches = self.curvature.mean()
+        g, w = ({n: v / self.seen for n, v in table.items()} for table in (self.slopes, self.means))
+        part = 0.0 if self.config.gamma == "auto" else float(self.seen) / self.period  # of the data of an iteration
+        noise = max(0.0, 1 - part) / float(self.images)
+        self.evidence.weigh_(w, g, h, noise)
+        self.evidence.update_(w, g, switches, self._units(), noise)
+        for tensor in sums:
+            tensor.mul_(MEMORY if self.config.gamma == "auto" else 0)
+        if isinstance(self.penalty, Penalty):
+            of_each = zip(self.penalty.prices, self.prices.values(), self.evidence.omega.values(), strict=True)
+            for price, base, omega in of_each:
+                price.copy_(base * omega)
+            if self.job.line is None:
+                self._prune()
+
+    def _units(self) -> dict[str, Tensor]:
+        """lambda of each group: gamma times its price; with `gamma: auto`, what is above the line is just worth it."""
+        if isinstance(self.penalty, Penalty):
+            strength = torch.tensor(self.config.gamma)
+        else:
+            each = zip(self.evidence.worth.values(), self.prices.values(), self.penalty.below, strict=True)
+            strength = torch.cat([torch.where(low > 0, torch.inf, v / p) for v, p, low in each]).min()
+        return {name: (strength.to(p) * p[0]).clamp_min(LEAST) for name, p in self.prices.items()}
+
+    def _prune(self) -> None:
+        """
+        Raises:
+            ValueError: nothing would be left.
+        """
+        for name, dead in self.evidence.dead().items():
+            self.dead[name][dead] = 1
+        if all(bool(dead.all()) for dead in self.dead.values()):
+            raise ValueError(
+                f"gamma: {self.config.gamma:g} leaves nothing: no dimension is worth so much. With gamma "
+                f"{float(self.start):.1g} about half of them would stay"
+            )
+
+
+def averaged_(tensors: Sequence[Tensor]) -> None:
+    """The mean over all processes, in each of them; sums and their counts keep their ratio."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for tensor in tensors:
+            torch.distributed.all_reduce(tensor)
+            tensor.div_(torch.distributed.get_world_size())
