@@ -1,21 +1,22 @@
-"""Curvature: the diagonal of the loss's second derivative in the scores, never negative, from single images.
+"""Curvature: the diagonal of the loss's second derivative in the scores, never negative, from a few samples.
 
 With J the derivative of a sample's outputs in the scores and L the second derivative of its loss in the outputs, the
 Gauss-Newton diagonal is the mean over samples of diag(J^T L J). Where v is drawn with mean 0 and covariance L,
 
     E (J^T v)_i^2 = (J^T L J)_ii
 
-and for a likelihood the gradient of the loss with a target drawn from the model's own prediction is such a J^T v
-(Martens, New insights and perspectives on the natural gradient method, 2020): one backward pass a sample. That is
-`gauss_newton`, and needs a task with a `draw`. `empirical` squares the gradient of the loss itself, which every task
-has: the empirical Fisher, near the former where the model fits and scaled by its errors where it does not.
+and the same holds for the sum over several samples, as their draws have nothing in common: one backward pass for each
+small batch. That is `gauss_newton`, and needs a task whose `draw` gives a loss with such a v as its gradient (random
+signs times a root of L; for a likelihood, targets drawn from the model's own prediction would do as well, and are
+noisier). `empirical` squares the gradient of the loss of single samples, which every task has: the empirical Fisher,
+near the former where the model fits and scaled by its errors where it does not.
 
 `paper` is BayesNAS's own estimate (Zhou et al., ICML 2019, C.3.2, with C.2.5): inputs and pre-activation curvature are
 taken to be independent, of each other and from place to place, and the latter to have no entries off the diagonal:
 
     H_i = sum over readers of (E |x_i|)^2 sum over outputs o and places of W[o, i]^2 h_o,  h = diag d2L / dy2
 
-h is not found by the paper's recursion, which knows chains of layers, but from the same drawn targets: (dL/dy)^2 is on
+h is not found by the paper's recursion, which knows chains of layers, but from the same draws: (dL/dy)^2 is on
 average what the recursion approximates. A group with other readers than plain layers gets one of the former two.
 """
 
@@ -36,6 +37,7 @@ from .lean import lean
 from .task import Task
 from .tracing import mode
 
+CHUNK = 16  # samples in a pass, where draws keep them apart
 Kind = Literal["auto", "gauss_newton", "empirical", "paper"]
 
 
@@ -67,25 +69,29 @@ class Curvature:
         """Of every score, and of every switch."""
         return {name: total / self.count for name, total in self.sums.items()}, self.switches / self.count
 
+    def draws(self, task: Task) -> bool:
+        """Whether it is the Gauss-Newton diagonal; else it is the empirical Fisher."""
+        return self.drawn and hasattr(task, "draw")
+
     def add_(self, task: Task, batch: Any, samples: int, distill: Teaching | None = None, taught: Any = None) -> None:
-        """Add so many samples of a batch, one by one; `taught` gives what the dense model says of a batch."""
+        """Add so many samples of a batch; `taught` gives what the dense model says of one."""
         alpha = list(self.scores.values())
         with mode(self.model, training=False), _frozen(self.model, alpha), lean(self.model), self._watched():
-            for one in pieces(batch, samples):
+            for one, count in pieces(batch, samples, CHUNK if self.draws(task) else 1):
                 loss = self._loss(task, one, distill, taught)
                 outputs = [y for layers in self._seen.values() for y in layers[1:2]]
                 found = torch.autograd.grad(loss, [*alpha, *outputs], allow_unused=True)
                 gradients = [torch.zeros_like(a) if g is None else g for a, g in zip(alpha, found, strict=False)]
                 rough = self._rough(found[len(alpha) :])
                 for i, (name, a, g) in enumerate(zip(self.scores, alpha, gradients, strict=True)):
-                    self.sums[name].add_(rough[name] if name in rough else g.square())
-                    self.switches[i].add_((a.detach() * g).sum().square())
-                self.count.add_(1)
+                    self.sums[name].add_(rough[name] if name in rough else g.square(), alpha=count**2)
+                    self.switches[i].add_((a.detach() * g).sum().square(), alpha=count**2)
+                self.count.add_(count)
 
     def _loss(self, task: Any, batch: Any, distill: Teaching | None, taught: Any) -> Tensor:
         """A loss whose squared gradient is, on average over draws, the curvature."""
         outputs = task.forward(self.model, batch)
-        if self.drawn and hasattr(task, "draw"):
+        if self.draws(task):
             loss: Tensor = task.draw(outputs, batch)
             if distill is not None:
                 loss = loss + math.sqrt(distill.weight) * task.draw(outputs, batch, distill.temperature)
@@ -128,13 +134,18 @@ class Curvature:
         return found
 
 
-def pieces(batch: Any, count: int | None = None) -> list[Any]:
-    """The first samples of a batch, one by one; the batch itself where nobody can tell where they lie in it."""
+def pieces(batch: Any, count: int | None = None, size: int = 1) -> list[tuple[Any, int]]:
+    """The first samples of a batch, so many at a time, and how many they are.
+
+    Where nobody can tell where the samples lie in it, a batch is one sample.
+    """
     leaves, spec = pytree.tree_flatten(batch)
-    sizes = {leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in leaves}
-    if len(sizes) != 1 or (size := sizes.pop()) is None:
-        return [batch]
-    return [pytree.tree_unflatten([leaf[i : i + 1] for leaf in leaves], spec) for i in range(size)[:count]]
+    lengths = {leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in leaves}
+    if len(lengths) != 1 or (length := lengths.pop()) is None:
+        return [(batch, 1)]
+    ends = [*range(0, length, 1)[:count]]
+    parts = [ends[i : i + size] for i in range(0, len(ends), size)]
+    return [(pytree.tree_unflatten([leaf[p[0] : p[-1] + 1] for leaf in leaves], spec), len(p)) for p in parts]
 
 
 def _readers(

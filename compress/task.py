@@ -120,14 +120,18 @@ class Classification:
         return distillation(logits_of(outputs), logits_of(teacher), temperature)
 
     def draw(self, outputs: Any, batch: Any, temperature: float = 1.0) -> Tensor:
-        """The loss with targets drawn from the model's own predictions: the curvature of the loss is what the square
-        of its gradient is on average. At a temperature: of the distillation from any teacher.
+        """A random loss, of which the square of the gradient is on average the curvature of the loss.
+
+        The mean of v z over images, with v = (diag(r) - p r^T) e, p = softmax(z / T), r = sqrt(p), e random signs: v
+        has mean 0 and the covariance diag(p) - p p^T of cross entropy. At a temperature: of distillation, from any
+        teacher.
         """
         logits, target = logits_of(outputs) / temperature, self.split(batch)[1]
-        own = torch.multinomial(logits.detach().softmax(-1), 1)[:, 0]
-        counted = torch.ones_like(own, dtype=torch.bool) if target.ndim == 2 else target != IGNORED
-        losses = F.cross_entropy(logits, own, reduction="none") * counted
-        return losses.sum() / counted.sum().clamp_min(1)
+        p = logits.detach().softmax(-1)
+        signs = torch.randint_like(p, 2) * 2 - 1
+        v = p.sqrt() * signs - p * (p.sqrt() * signs).sum(-1, keepdim=True)
+        counted = torch.ones_like(target[:, 0]) if target.ndim == 2 else (target != IGNORED).to(p.dtype)
+        return ((v * logits).sum(-1) * counted).sum() / counted.sum().clamp_min(1)
 
     def soften(self, batch: Any, classes: int, smoothing: float, mix: Any = None) -> Pair:
         """The batch with rows of probabilities as targets; `mix` is a timm Mixup, which smooths by itself.

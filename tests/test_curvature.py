@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import compress
+from compress import curvature as module
 from compress.curvature import Curvature, Kind, pieces
 from compress.fields import Teaching
 from compress.gates import attach_
@@ -79,7 +80,7 @@ def exact(model: nn.Module, scores: dict[str, nn.Parameter], lam: Tensor) -> dic
 
 
 class Each(compress.Classification):
-    """Every class in its turn, weighed with its probability: the sum over turns is the mean over draws."""
+    """A column of a root of the second derivative in each turn: the sum over turns is the mean over draws."""
 
     turn = 0
 
@@ -87,6 +88,12 @@ class Each(compress.Classification):
         logits = outputs / temperature
         p = logits.detach().softmax(-1)[:, self.turn]
         return (p.sqrt() * F.cross_entropy(logits, torch.full((len(logits),), self.turn), reduction="none")).mean()
+
+
+@pytest.fixture(autouse=True)
+def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turns, unlike draws, do not keep samples apart."""
+    monkeypatch.setattr(module, "CHUNK", 1)
 
 
 def test_mean_over_all_draws_is_the_gauss_newton_diagonal() -> None:
@@ -116,10 +123,12 @@ def test_exact_diagonal_is_that_of_curvlinops() -> None:
         assert torch.allclose(operator @ torch.eye(len(bias)).double(), ours[name], rtol=1e-8), name
 
 
-def test_draws_of_a_classification_average_to_it() -> None:
+@pytest.mark.parametrize("size", [1, 3])
+def test_draws_of_a_classification_average_to_it(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", size)
     model, scores, curvature = scored()
     torch.manual_seed(3)
-    for _ in range(60):
+    for _ in range(100):
         curvature.add_(compress.Classification(), batch(), 5)
     found, _ = curvature.mean()
     matrices = exact(model, scores, bend(model.eval()(batch()[0])))
@@ -244,9 +253,31 @@ def test_model_is_left_as_it_was() -> None:
     assert float(curvature.count) == 2
 
 
+def test_signs_of_a_classification_have_the_covariance_of_cross_entropy() -> None:
+    """All signs in their turn are all draws."""
+    z = torch.tensor([[0.3, -1.0, 2.0]], dtype=torch.float64, requires_grad=True)
+    task, seen = compress.Classification(), {}
+    torch.manual_seed(0)
+    while len(seen) < 8:  # a draw is known by its gradient
+        (v,) = torch.autograd.grad(task.draw(z, (z, torch.zeros(1).long())), z)
+        seen[tuple(v[0].mul(1e9).round().tolist())] = v
+    total = torch.stack([v[0] for v in seen.values()])
+    assert torch.allclose(total.mean(0), torch.zeros(3).double(), atol=1e-12)
+    assert torch.allclose(total.T @ total / 8, bend(z)[0], atol=1e-12)
+
+
+def test_ignored_targets_bend_nothing() -> None:
+    z = torch.randn(2, 3, requires_grad=True)
+    (g,) = torch.autograd.grad(compress.Classification().draw(z, (z, torch.tensor([-100, 1]))), z)
+    assert not g[0].any()
+    assert g[1].any()
+
+
 def test_batch_falls_into_samples_where_all_tensors_have_as_many() -> None:
     x, y = torch.randn(4, 3), torch.arange(4)
-    assert [float(p[1]) for p in pieces((x, y), 3)] == [0, 1, 2]
-    assert [p["y"].tolist() for p in pieces({"x": x, "y": y})] == [[0], [1], [2], [3]]
+    assert [(p[1].tolist(), n) for p, n in pieces((x, y), 3)] == [([0], 1), ([1], 1), ([2], 1)]
+    assert [(p["y"].tolist(), n) for p, n in pieces({"x": x, "y": y}, None, 3)] == [([0, 1, 2], 3), ([3], 1)]
     for whole in ((x, 3), (x, y[:2]), [torch.tensor(1.0)], "text"):
-        assert pieces(whole, 2) == [whole] or pieces(whole, 2)[0] is whole
+        ((same, count),) = pieces(whole, 2)
+        assert same is whole
+        assert count == 1

@@ -33,6 +33,8 @@ from .scored import Scored, ScoredConfig
 
 CLOSING = 0.25  # part of an outer iteration at whose end samples are taken
 LEAST = 1e-12  # that a dimension is to be worth
+LEAST_SAMPLES = 128
+SHARE = 0.05  # of the samples of an outer iteration, on which the curvature is taken
 MEMORY = 0.8  # of the running mean of the curvature, from look to look
 
 
@@ -45,7 +47,9 @@ class BayesnasConfig(ScoredConfig):
         description="of the scores: gauss_newton, where the task can draw targets (auto), else empirical (Fisher); "
         "paper is the paper's estimate (C.3.2)",
     )
-    samples: int = Field(128, ge=1, description="samples that the curvature is taken on in an outer iteration")
+    samples: int | None = Field(
+        None, ge=1, description="that the curvature is taken on in an outer iteration; 5 % and at least 128 if left out"
+    )
     iterations: int | None = Field(None, ge=1, description="outer iterations; one for each epoch if left out")
 
     @model_validator(mode="after")
@@ -95,13 +99,12 @@ class Bayesnas(Scored):
         self.slopes, self.means, self.dead = blank  # sums of gradients and of scores; 1 where a dimension is gone
         self.seen, self.images = (self.curvature.count.clone() for _ in range(2))  # steps and samples they are over
         self.start = self.seen.clone()  # what half of the dimensions were worth before the search
-        rounds = config.iterations or (max(1, round(job.steps / job.epoch)) if job.epoch else 1)
-        self.period = math.ceil(job.steps / rounds)
+        self.rounds = config.iterations or (max(1, round(job.steps / job.epoch)) if job.epoch else 1)
+        self.period = math.ceil(job.steps / self.rounds)
         self.closing = max(1, round(CLOSING * self.period))
         if config.gamma == "auto":  # as often as the line is drawn
             self.closing = self.period = max(1, job.steps // LOOKS)
-        looks = max(1, job.steps // self.period) * self.closing
-        self.each = math.ceil(config.samples * rounds / looks)
+        self.looks = max(1, job.steps // self.period) * self.closing / self.rounds  # steps of an iteration with samples
 
     def _prices(self) -> dict[str, Tensor]:
         """What the penalty of each dimension is multiplied with, before the evidence is."""
@@ -156,8 +159,7 @@ class Bayesnas(Scored):
 
     def notes(self) -> list[str]:
         negative, wrong = (int(n) for n in self.evidence.clamped)
-        drawn = self.curvature.drawn and hasattr(self.job.task, "draw")
-        kind = "Gauss-Newton, by drawn targets" if drawn else "empirical Fisher"
+        kind = "Gauss-Newton, by random signs" if self.curvature.draws(self.job.task) else "empirical Fisher"
         if self.config.hessian == "paper":
             kind = f"the paper's estimate for {len(self.curvature.layers)} of {len(self.places)} groups, else {kind}"
         said = [f"curvature of the scores: {kind}"]
@@ -185,8 +187,7 @@ class Bayesnas(Scored):
     def _look(self, batch: Any, slopes: Sequence[Tensor]) -> None:
         """Take samples where it is time, and end the outer iteration where it ends."""
         if self.done == 1 and self.job.line is None:
-            with torch.enable_grad():
-                self.curvature.add_(self.job.task, batch, self.config.samples, self.config.distill, self._taught)
+            self._sample(batch, LEAST_SAMPLES)
             each = zip(self.curvature.mean()[0].values(), self.prices.values(), strict=True)
             self.start.copy_(torch.cat([h / p for h, p in each]).median())
             self.curvature.clear_()
@@ -197,11 +198,17 @@ class Bayesnas(Scored):
                 self.slopes[name].add_(g)
                 self.means[name].add_(a)
             self.seen.add_(1)
-            self.images.add_(len(pieces(batch)))
-            with torch.enable_grad():
-                self.curvature.add_(self.job.task, batch, self.each, self.config.distill, self._taught)
+            size = sum(count for _, count in pieces(batch))
+            self.images.add_(size)
+            self._sample(batch, max(LEAST_SAMPLES, SHARE * size * self.job.steps / self.rounds) / self.looks)
         if inside == self.period or last:
             self._update()
+
+    def _sample(self, batch: Any, count: float) -> None:
+        """Take the curvature on so many samples, or on as many as the recipe says."""
+        wanted = math.ceil(count if self.config.samples is None else self.config.samples / self.looks)
+        with torch.enable_grad():
+            self.curvature.add_(self.job.task, batch, wanted, self.config.distill, self._taught)
 
     def _update(self) -> None:
         """End an outer iteration: (17)-(20), and what goes by entropy goes."""
