@@ -78,7 +78,7 @@ class Curvature:
         alpha = list(self.scores.values())
         with mode(self.model, training=False), _frozen(self.model, alpha), lean(self.model), self._watched():
             for one, count in pieces(batch, samples, CHUNK if self.draws(task) else 1):
-                loss = self._loss(task, one, distill, taught)
+                loss = bent_loss(self.model, task, one, self.draws(task), distill, taught)
                 outputs = [y for layers in self._seen.values() for y in layers[1:2]]
                 found = torch.autograd.grad(loss, [*alpha, *outputs], allow_unused=True)
                 gradients = [torch.zeros_like(a) if g is None else g for a, g in zip(alpha, found, strict=False)]
@@ -87,19 +87,6 @@ class Curvature:
                     self.sums[name].add_(rough[name] if name in rough else g.square(), alpha=count**2)
                     self.switches[i].add_((a.detach() * g).sum().square(), alpha=count**2)
                 self.count.add_(count)
-
-    def _loss(self, task: Any, batch: Any, distill: Teaching | None, taught: Any) -> Tensor:
-        """A loss whose squared gradient is, on average over draws, the curvature."""
-        outputs = task.forward(self.model, batch)
-        if self.draws(task):
-            loss: Tensor = task.draw(outputs, batch)
-            if distill is not None:
-                loss = loss + math.sqrt(distill.weight) * task.draw(outputs, batch, distill.temperature)
-            return loss
-        loss = task.loss(outputs, batch)
-        if distill is not None:
-            loss = loss + distill.weight * task.distil(outputs, taught(batch), distill.temperature)
-        return loss
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -132,6 +119,22 @@ class Curvature:
                 total += (self._seen[id(layer)][0].square() * squares)[index].sum(1)
             found[name] = total
         return found
+
+
+def bent_loss(
+    model: nn.Module, task: Any, batch: Any, draws: bool, distill: Teaching | None = None, taught: Any = None
+) -> Tensor:
+    """A loss whose squared gradient is, on average over draws, the curvature; that of the sample itself, without."""
+    outputs = task.forward(model, batch)
+    if draws:
+        loss: Tensor = task.draw(outputs, batch)
+        if distill is not None:
+            loss = loss + math.sqrt(distill.weight) * task.draw(outputs, batch, distill.temperature)
+        return loss
+    loss = task.loss(outputs, batch)
+    if distill is not None:
+        loss = loss + distill.weight * task.distil(outputs, taught(batch), distill.temperature)
+    return loss
 
 
 def pieces(batch: Any, count: int | None = None, size: int = 1) -> list[tuple[Any, int]]:

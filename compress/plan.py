@@ -17,6 +17,7 @@ from .files import write_whole
 
 if TYPE_CHECKING:
     from .groups import Groups, Index
+    from .kernels import Kernel
 
 VERSION = 1
 
@@ -34,18 +35,24 @@ class Plan:
     slices: dict[str, dict[int, Index]] = field(default_factory=dict)  # tensor -> dim -> kept positions
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # tensor -> dense shape
     reads: dict[str, list[int]] = field(default_factory=dict)  # tensor -> dims along which it reads a group
-    attributes: dict[str, dict[str, int]] = field(default_factory=dict)  # module -> attribute -> value
+    attributes: dict[str, dict[str, Any]] = field(default_factory=dict)  # module -> attribute -> number, text or list
     biases: dict[str, int] = field(default_factory=dict)  # module -> size of the bias it gets (compensation)
     forms: dict[str, str] = field(default_factory=dict)  # module -> attention whose compact form it gets
     scales: list[tuple[str, int, Index, float]] = field(default_factory=list)  # tensor, dim, dense positions, factor
     gone: dict[str, str] = field(default_factory=dict)  # module -> what becomes of it where a branch is taken out
 
     @classmethod
-    def build(cls, model: nn.Module, groups: Groups, keep: Mapping[str, Any]) -> Plan:
-        """
+    def build(
+        cls, model: nn.Module, groups: Groups, keep: Mapping[str, Any], kernels: Mapping[str, Kernel] | None = None
+    ) -> Plan:
+        """What `keep` means for each tensor; `kernels` says what is left of kernels, by the convolution's weight.
+
         Raises:
-            PlanError: a group is unknown, an index out of range, nothing of a group is kept, or heads unevenly.
+            PlanError: a group is unknown, an index out of range, nothing of a group is kept, or heads unevenly; or a
+                kernel cannot be cut in that way.
         """
+        from .kernels import smaller
+
         kept = _checked(groups, keep)
         plan = cls({n: k.tolist() for n, k in kept.items()}, {g.name: g.width for g in groups})
         tensors = dict(model.named_parameters()) | dict(model.named_buffers())
@@ -80,6 +87,12 @@ class Plan:
         for a in groups.attributes:
             if sizes[a.place] != groups.cost.sizes[a.place]:
                 plan.attributes.setdefault(a.module, {})[a.name] = int(sizes[a.place]) * a.times // a.per
+        for name, left in (kernels or {}).items():
+            path = name.rpartition(".")[0]
+            plan.attributes.setdefault(path, {}).update(smaller(name, model.get_submodule(path), left))
+            plan.shapes[name] = tuple(tensors[name].shape)
+            plan.slices.setdefault(name, {}).update({dim: np.arange(*span) for dim, span in left.items()})
+            plan.reads[name] = sorted({*plan.reads.get(name, []), *left})
         return plan
 
     def apply_(self, model: nn.Module) -> nn.Module:

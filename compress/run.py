@@ -55,6 +55,7 @@ class Run:
         self._resumed: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._lengths = self._count()
         self._told: list[str] = []  # by the search
+        self._kernels: dict[str, dict[int, tuple[int, int]]] = {}  # that can be smaller
 
     @classmethod
     @contextmanager
@@ -155,7 +156,7 @@ class Run:
 
     def end_search(self, search: Search) -> dict[str, Tensor]:
         importance = {name: value.detach().double().cpu() for name, value in search.importance().items()}
-        self._told = search.notes()
+        self._told, self._kernels = search.notes(), search.kernels()
         fold_(self.compact)
         self.compact.eval()
         for p in self.compact.parameters():
@@ -199,13 +200,18 @@ class Run:
     def cut(self, groups: Groups, keep: dict[str, Any]) -> None:
         """Slice the network and compose the plans."""
         with self.engine.stage("slice"):
-            plan = Plan.build(self.compact, groups, keep)
+            plan = Plan.build(self.compact, groups, keep, self._kernels)
             if self.recipe.compensate:
                 done = compensate_(self.compact, groups, plan, [self.ready.example_inputs])
                 self._note(f"the means of dropped dimensions went into the biases of {len(done)} layers")
             slice_(self.compact, plan)
             self.plan = self.plan.then(plan)
             self.round += 1
+            if hasattr(self.recipe.search, "structure"):
+                self._note(_zeros(self.compact))
+            if self._kernels and self.report is not None:  # which the costs of widths know nothing about
+                cost = find_groups(self.compact, self.ready.example_inputs, self.recipe.target).cost
+                self.report.pruned.macs = int(cost.macs(cost.widths))
         self._resumed = None
         self.checkpoint()
 
@@ -304,7 +310,8 @@ class Run:
     def _gone_to_zero(self, importance: dict[str, Tensor], keep: dict[str, Any]) -> list[str]:
         """Groups in which the search left nothing, or a learned budget that leaves all; said at once, and noted."""
         dead = [n for n, value in importance.items() if len(keep[n]) and not bool((value != 0).any())]
-        if self.recipe.budget.auto and all(bool((value != 0).all()) for value in importance.values()):
+        whole = all(bool((value != 0).all()) for value in importance.values())
+        if self.recipe.budget.auto and whole and not hasattr(self.recipe.search, "structure"):  # kernels may be cut
             note = "no score came to zero, so nothing is cut: raise search.gamma, its learning rate or its length"
             warnings.warn(note, stacklevel=2)
             return [note]
@@ -384,6 +391,15 @@ class Run:
         self._resumed = None
         state.restore_(tensors, facts["state"])
         return facts
+
+
+def _zeros(model: nn.Module) -> str:
+    weights = [p.detach() for p in model.parameters() if p.ndim > 1]
+    zeros, total = sum(int((w == 0).sum()) for w in weights), sum(w.numel() for w in weights)
+    return (
+        f"{zeros} of {total} weights of the sliced network are zero: they save no time in dense layers, and "
+        "fine-tuning moves them"
+    )
 
 
 def _teacher(model: nn.Module, device: torch.device) -> nn.Module:

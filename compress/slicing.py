@@ -58,7 +58,7 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
                     table[key] = new[id(tensor)]
     for path, values in plan.attributes.items():
         for attribute, value in values.items() if path in modules and path not in plan.gone else ():
-            setattr(modules[path], attribute, value)
+            setattr(modules[path], attribute, tuple(value) if isinstance(value, list) else value)
     for path, size in plan.biases.items():
         _give_bias(modules[path], size, plan.slices.get(f"{path}.weight", {}).get(0))
     return model

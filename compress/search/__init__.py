@@ -97,6 +97,10 @@ class Search(ABC):
     def importance(self) -> dict[str, Tensor]:
         """The importance of every dimension of every group."""
 
+    def kernels(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """Convolutions whose kernels can be smaller: weight -> dimension -> what is left, from and up to."""
+        return {}
+
     def notes(self) -> list[str]:
         """What the report should say about how it went."""
         return []
@@ -165,4 +169,4 @@ def importance(config: SearchConfig, model: nn.Module, groups: Groups, seed: int
     return search_class(config.method)(config, Job(model, groups, Classification(), 0, seed)).importance()
 
 
-from . import bayesnas, darts, magnitude, milenas, netslim, random, rarts, taylor  # noqa: E402, F401
+from . import bayes_compress, bayesnas, darts, magnitude, milenas, netslim, random, rarts, taylor  # noqa: E402, F401
