@@ -27,6 +27,7 @@ from .groups import Groups
 from .page import page
 from .plan import Plan, PlanError
 from .preflight import NotReady, unwrapped
+from .processes import agreed, rank
 from .recipe import Recipe
 from .report import Report
 from .run import Run
@@ -110,12 +111,15 @@ def prune(
             run.cut(groups, keep)
         run.finetune()
         pruned = Pruned(run.compact, run.plan, run.measure())
-        if folder is not None:
+        if folder is not None and not rank():
+            if hasattr(run.task, "save"):
+                run.task.save(folder)
             pruned._write(folder)
             if recipe.export is not None:
                 run.export(folder)  # what was pruned is safe if it fails
                 pruned._write(folder)
             Store(folder).clear()
+        agreed(None)  # nobody goes on before the files are there
     return pruned
 
 

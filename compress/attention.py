@@ -21,6 +21,7 @@ was cut takes the form.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 Class = TypeVar("Class", bound=type[nn.Module])
 _FORMS: dict[type[nn.Module], type[nn.Module]] = {}
+_ELSEWHERE = {"mmdet": "compress.mmdet.forms"}  # package -> what registers its forms, imported when it is met
 
 
 def compact(form: Class) -> Class:
@@ -46,6 +48,8 @@ def compact(form: Class) -> Class:
 
 def form_of(module: nn.Module) -> type[nn.Module] | None:
     """The compact form of a module, which it may have already."""
+    if elsewhere := _ELSEWHERE.get(type(module).__module__.partition(".")[0]):
+        importlib.import_module(elsewhere)
     if type(module) in _FORMS.values():
         return type(module)
     form = _FORMS.get(type(module))

@@ -42,14 +42,14 @@ def _find(model: nn.Module, example_inputs: Any, target: Target) -> Groups:
     args, kwargs = _single(as_call(example_inputs))
     way = {"heads": "heads" in words(target), "apart": bool({"qk", "v"} & words(target))}
     try:
-        found = trace(model, args, kwargs, target.one_path, **way)
+        found = trace(model, args, kwargs, target.one_path, _wanted(model, target), **way)
     except TraceError:
         args, kwargs = as_call(example_inputs)  # it may not run on a single example
-        found = trace(model, args, kwargs, target.one_path, **way)
+        found = trace(model, args, kwargs, target.one_path, _wanted(model, target), **way)
     groups = assemble(model, found)
     select(groups, model, target)
     if "per_head" in words(target):
-        whole = assemble(model, trace(model, args, kwargs, target.one_path, heads=True, apart=way["apart"]))
+        whole = assemble(model, trace(model, args, kwargs, target.one_path, _wanted(model, target), heads=True, apart=way["apart"]))
         tensors = [*model.named_parameters(), *model.named_buffers()]
         take_apart(groups, whole, {name: tuple(tensor.shape) for name, tensor in tensors})
     prove(model, groups, found.shell)
@@ -97,6 +97,15 @@ def _single(call: Inputs) -> Inputs:
 def words(target: Target) -> set[str]:
     """How finely attention is to be cut, where that is said."""
     return set() if isinstance(target.attention, bool) else set(target.attention)
+
+
+def _wanted(model: nn.Module, target: Target) -> set[str] | None:
+    """The modules that `include` names; None if it names none, or groups, which are not known yet."""
+    names = [name for name, _ in model.named_modules() if name]
+    try:
+        return _matching(target.include, names, "target.include") if target.include else None
+    except ValueError:
+        return None
 
 
 def select(groups: Groups, model: nn.Module, target: Target) -> None:

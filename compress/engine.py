@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from .checkpoint import State, Store, own_randomness, random_state
 from .display import Display
 from .loading import batches, generators_kept, length_of
+from .processes import agreed, rank
 from .task import Task
 from .tracing import mode
 
@@ -70,7 +71,7 @@ class Engine:
 
     def save(self, state: State, facts: dict[str, Any]) -> None:
         """Write a checkpoint."""
-        if self.store is None:
+        if self.store is None or rank():
             return
         start = time.monotonic()
         everything = self.facts | facts | {"history": self.history, "seconds": self.seconds, "state": state.facts}
@@ -105,7 +106,7 @@ class Engine:
             for place, batch in batches(loader, self.seed, name, total - done, at):
                 terms = step(self.move(batch))
                 done += 1
-                due = self.store is not None and done < total and self._due()
+                due = self.store is not None and not rank() and done < total and self._due()
                 if done % look == 0 or done == total or due:
                     values = {key: float(value) for key, value in terms.items()}
                     self.check_finite(name, done, total, values)
@@ -137,7 +138,7 @@ class Engine:
                     bar.advance()
 
         with mode(model, training=False), torch.no_grad(), own_randomness(self.seed), generators_kept(val):
-            return {key: float(value) for key, value in task.evaluate(model, moved()).items()}
+            return agreed({key: float(value) for key, value in task.evaluate(model, moved()).items()})
 
     def check_finite(self, name: str, done: int, total: int, values: dict[str, float]) -> None:
         """

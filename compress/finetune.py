@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,8 +27,21 @@ from .engine import Engine
 from .loading import derived, generators_kept, length_of, seed_loader
 from .optimise import clip, optimiser, rate, set_rate
 from .plan import Plan
+from .processes import mean_gradients_
 from .recipe import Finetune
-from .task import Task
+from .task import Task, teaching
+
+
+@dataclass
+class Work:
+    """What a task with a loop of its own is given: train the student in place, and leave its weights on the device."""
+
+    student: nn.Module
+    teacher: nn.Module
+    config: Finetune
+    engine: Engine  # its device, seed, history and display
+    total: int  # steps
+    folder: Path | None  # for checkpoints of its own, from which it goes on if there are any
 
 
 @dataclass
@@ -79,7 +93,7 @@ class Tuning:
         with self.features.listening():
             if config.distill is not None:
                 with torch.inference_mode():  # on a copy: some models change their input
-                    teacher = task.forward(self.teacher, pytree.tree_map(_copied, batch))
+                    teacher = teaching(task)(self.teacher, pytree.tree_map(_copied, batch))
                 teacher = pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, teacher)
             outputs = task.forward(self.student, batch)
         terms = {"task": task.loss(outputs, batch).reshape(())}
@@ -89,6 +103,7 @@ class Tuning:
                 terms["features"] = config.distill.feature_weight * self.features.loss()
         loss = torch.stack(list(terms.values())).sum()
         loss.backward()  # type: ignore[no-untyped-call]
+        mean_gradients_([p for p in self.student.parameters() if p.requires_grad])
         clip(config, self.student)
         self.optimizer.step()
         if self.average is not None:

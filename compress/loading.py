@@ -13,6 +13,7 @@ import torch
 from .checkpoint import own_randomness, seed_all, set_random_state
 from .display import Display
 from .fields import Length
+from .processes import rank
 from .task import BatchError
 
 
@@ -99,8 +100,9 @@ def seed_loader(loader: Any, seed: int, epoch: int) -> None:
     for generator in generators(loader):
         generator.manual_seed(seed)
     for part in getattr(loader, "parts", [loader]):
-        if hasattr(getattr(part, "sampler", None), "set_epoch"):
-            part.sampler.set_epoch(epoch)
+        for sampler in (getattr(part, "sampler", None), getattr(getattr(part, "batch_sampler", None), "sampler", None)):
+            if callable(begin := getattr(sampler, "set_epoch", None)):
+                begin(epoch)
 
 
 def batches(
@@ -118,7 +120,8 @@ def batches(
     size = length_of(loader)
     with generators_kept(loader):
         while True:
-            seed_loader(loader, derived(seed, name, epoch), epoch)
+            each = (rank(),) if rank() else ()  # every process draws numbers of its own
+            seed_loader(loader, derived(seed, name, epoch, *each), epoch)
             reader, inside = iter(loader), 0
             while inside < skip and next(reader, loader) is not loader:
                 inside += 1

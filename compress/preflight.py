@@ -120,6 +120,8 @@ def _missing(model: nn.Module, recipe: Recipe, task: Task, fed: bool) -> list[st
         wrong.append("val: expected a loader that can be read more than once; got an iterator. Give list(val)")
     if length_of(task.val) == 0:
         wrong.append("val: expected at least one batch; the loader gave none")
+    if hasattr(task, "objections"):
+        wrong += task.objections(recipe)
     if recipe.finetune is None:
         return wrong
     config = recipe.finetune
@@ -164,9 +166,9 @@ def _try_training(model: nn.Module, recipe: Recipe, task: Task, first: Any, engi
     twin.train()
     batch, stage = engine.move(first), "training" if recipe.finetune is None else "finetune"
     try:
-        if recipe.finetune is not None:
+        if recipe.finetune is not None and not hasattr(task, "finetune"):
             Tuning(twin, model, Plan({}, {}), task, recipe.finetune, engine, 1).step(batch)
-        elif getattr(recipe.search, "lr", None) is not None:
+        elif recipe.finetune is not None or getattr(recipe.search, "lr", None) is not None:
             task.loss(task.forward(twin, batch), batch).backward()  # type: ignore[no-untyped-call]
     except Exception as error:
         hint = (

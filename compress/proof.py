@@ -140,16 +140,17 @@ def _difference(
 def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> str | _Stuck | None:
     """Run a shell with what the plan drops silenced, then sliced."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    parts = [p for p in groups.parts if not p.name or any(t.startswith(f"{p.name}.") for t in plan.slices)]
     with _silenced(model, {} if dtype else groups.readers, plan):
         try:
-            expected = [_run(model, part, dtype) for part in groups.parts]
+            expected = [_run(model, part, dtype) for part in parts]
         except Exception as error:
             return _Mute(f"the model does not run in silence: {type(error).__name__}: {str(error)[:160]}", "")
     for buffer, before in buffers:  # a run may change them
         buffer.copy_(before)
     slice_(model, plan)
     try:
-        got = [_run(model, part, dtype) for part in groups.parts]
+        got = [_run(model, part, dtype) for part in parts]
     except Exception as error:  # the model's own code, at a width it was not written for
         where = _where(error, model)
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"

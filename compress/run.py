@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -23,13 +23,14 @@ from .discover import find_groups
 from .display import Display
 from .engine import Engine, pick_device
 from .files import EXPORTED, write_whole
-from .finetune import finetune
+from .finetune import Work, finetune
 from .gates import fold_
 from .groups import Groups
 from .line import Line
 from .loading import derived, length_of, steps_of
 from .plan import Plan
 from .preflight import NotReady, Ready, make_ready
+from .processes import agree_, agreed, rank
 from .recipe import Budget, Recipe
 from .report import Report, machine
 from .search import Job, Search, search_class
@@ -48,7 +49,10 @@ class Run:
         self.teacher = _teacher(model, engine.device)
         self.ready: Ready = make_ready(self.teacher, recipe, engine, **given)
         self.task, self.train = self.ready.task, self.ready.train
+        if not recipe.target.include and (include := getattr(self.task, "include", ())):
+            self.recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"include": include})})
         self.compact = copy.deepcopy(model).to(engine.device)
+        agree_(self.compact)
         self.plan = Plan({}, {})
         self.round = 0
         self.report: Report | None = None
@@ -76,8 +80,8 @@ class Run:
             FileExistsError: the working directory is in use, or belongs to another run.
         """
         store = Store(workdir) if workdir is not None else None
-        known = check_workdir(workdir, model, recipe, resume) if workdir is not None else None
-        with Display(quiet) as display, own_randomness(recipe.seed):
+        known = check_workdir(workdir, model, recipe, resume) if workdir is not None and not rank() else None
+        with Display(quiet or rank() > 0) as display, own_randomness(recipe.seed):
             run = cls(model, recipe, Engine(pick_device(device, model), recipe.seed, display, store), **given)
             if workdir is not None and known is not None:
                 known["data"] = {"train": length_of(run.train), "val": length_of(run.task.val)}
@@ -155,9 +159,10 @@ class Run:
             return self.end_search(search)
 
     def end_search(self, search: Search) -> dict[str, Tensor]:
-        importance = {name: value.detach().double().cpu() for name, value in search.importance().items()}
-        self._told, self._kernels = search.notes(), search.kernels()
+        importance = agreed({name: value.detach().double().cpu() for name, value in search.importance().items()})
+        self._told, self._kernels = agreed((search.notes(), search.kernels()))
         fold_(self.compact)
+        agree_(self.compact)
         self.compact.eval()
         for p in self.compact.parameters():
             p.grad = None
@@ -192,6 +197,7 @@ class Run:
             else:
                 limit = self._limit(groups, left)
                 keep = choose(groups, importance, recipe.budget, target, limit=limit, **common)
+        keep, notes = agreed((keep, notes))
         if hasattr(recipe.search, "gamma"):
             notes = [*notes, *self._gone_to_zero(importance, keep)]
         self._write_down(groups, importance, keep, notes)
@@ -235,8 +241,15 @@ class Run:
             self._resumed = None
             self.engine.facts |= {"stage": "finetune"}
             assert self.train is not None
-            work = (self.compact, self.teacher, self.plan, self.task, self.train)
-            finetune(*work, self.recipe.finetune, self.engine, self.length("finetune"), at)
+            config, total = self.recipe.finetune, self.length("finetune")
+            own: Callable[[Work], None] | None = getattr(self.task, "finetune", None)
+            if own is not None:
+                folder = self.engine.store.path.parent / "finetune" if self.engine.store is not None else None
+                own(Work(self.compact, self.teacher, config, self.engine, total, folder))
+            else:
+                work = (self.compact, self.teacher, self.plan, self.task, self.train)
+                finetune(*work, config, self.engine, total, at)
+            agree_(self.compact)
 
     def measure(self) -> Report:
         """Accuracy and latency, dense against compact; the report is complete."""

@@ -45,12 +45,15 @@ class Alternating:
 def halves(loader: Iterable[Any], seed: int) -> Iterable[tuple[Any, Any]]:
     """Pairs of batches from two halves that share no sample.
 
-    The dataset of a plain DataLoader is split at random, and each half read with the loader's own settings; any other
-    iterable gives its batches in turn, which keeps the halves apart within an epoch.
+    A loader with a `halves(seed)` splits itself. The dataset of a plain DataLoader is split at random, and each half is
+    read with the loader's own settings; any other iterable gives its batches in turn, which keeps the halves apart
+    within an epoch.
 
     Raises:
         BatchError: there is not enough to split.
     """
+    if callable(own := getattr(loader, "halves", None)):  # a loader that knows how to split itself
+        return Pairs(*own(seed))
     if isinstance(loader, Iterator):
         return zip(loader, loader, strict=False)
     plain = type(loader) is DataLoader and loader.batch_size is not None

@@ -22,7 +22,15 @@ class Task(Protocol):
 
     `train` and `val` are loaders, or None. Batches are handed over as the loaders give them, on the model's device.
     `evaluate` returns measurements by name; the first of them decides which weights are best, and larger is better.
-    A task may have more: `soften` for mixed and smoothed targets, `draw` for the curvature of its loss.
+
+    A task may have more, each by itself (compress/mmdet has them all):
+        include                         modules that are cut if the recipe's `target.include` names none
+        teach(model, batch)             what the dense model is asked for `distil`, instead of `forward`
+        soften(batch, classes, ...)     the batch with soft targets, for label smoothing, mixup and cutmix
+        draw(outputs, batch)            targets drawn from the predictions, for the curvature of the loss
+        objections(recipe)              what it cannot do of the recipe, each in a line
+        finetune(work)                  trains the compact network in a loop of its own (see finetune.Work)
+        save(folder)                    more files beside those of a saved result
     """
 
     train: Iterable[Any] | None
@@ -42,6 +50,12 @@ class Task(Protocol):
 
     def distil(self, outputs: Any, teacher: Any, temperature: float) -> Tensor:
         """How far the outputs are from those of the dense model."""
+
+
+def teaching(task: Task) -> Callable[[nn.Module, Any], Any]:
+    """How the dense model is asked: a task may have a `teach`, which does no more than `distil` needs."""
+    asked: Callable[[nn.Module, Any], Any] = getattr(task, "teach", task.forward)
+    return asked
 
 
 class BatchError(ValueError):

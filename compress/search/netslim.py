@@ -18,6 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..groups import Group
+from ..processes import mean_gradients_
 from . import RANKING, Job, Ranking, register_search
 from .penalty import Places
 from .scored import Scored, ScoredConfig, gates
@@ -55,6 +56,7 @@ class Netslim(Scored):
             p.grad = None
         loss = self.loss(batch)
         loss.backward()  # type: ignore[no-untyped-call]
+        mean_gradients_(both)
         if self.config.clip is not None:
             torch.nn.utils.clip_grad_norm_(both, self.config.clip)
         self.optimizer.step()

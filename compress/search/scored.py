@@ -20,6 +20,8 @@ from ..gates import attach_
 from ..groups import Group
 from ..lean import lean
 from ..optimise import optimiser, rate, set_rate
+from ..processes import everywhere, mean
+from ..task import teaching
 from . import Job, Ranking, Search, SearchConfig
 from .anew import made_anew
 from .penalty import Penalty, Places
@@ -143,7 +145,7 @@ class Scored(Search):
         if self.job.teacher is None:
             raise ValueError("distill: there is no dense model to learn from; use compress.prune")
         if id(batch) not in self._answers:
-            self._answers[id(batch)] = self.job.task.forward(self.job.teacher, batch)
+            self._answers[id(batch)] = teaching(self.job.task)(self.job.teacher, batch)
         return self._answers[id(batch)]
 
     def begin(self) -> None:
@@ -156,8 +158,8 @@ class Scored(Search):
     def gradients(self, loss: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
         """Of these and of nothing else."""
         found = torch.autograd.grad(loss, list(wanted), allow_unused=True)
-        self.idle = [g is None for g in found]
-        return [torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)]
+        self.idle = everywhere([g is None for g in found], loss.device)
+        return mean([torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)])
 
     def score_gradients(self, batch: Any, scale: float = 1.0) -> tuple[Tensor, list[Tensor]]:
         """The loss on a batch, and scale times its gradient with respect to the scores; none of weights is computed."""

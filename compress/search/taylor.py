@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..fields import Length
 from ..gates import attach_
+from ..processes import mean
 from . import RANKING, Job, Ranking, Search, SearchConfig, register_search
 
 
@@ -46,10 +47,9 @@ class Taylor(Search):
     def step(self, batch: Any) -> dict[str, Tensor]:
         self.done += 1
         loss = self.job.task.loss(self.job.task.forward(self.job.model, batch), batch)
-        found = torch.autograd.grad(loss, list(self.gates.values()), allow_unused=True)
-        for total, gate, g in zip(self.sums, self.gates.values(), found, strict=True):
-            if g is not None:
-                total.add_((gate.detach() * g).square())
+        found = torch.autograd.grad(loss, list(self.gates.values()), allow_unused=True, materialize_grads=True)
+        for total, gate, g in zip(self.sums, self.gates.values(), mean(found), strict=True):
+            total.add_((gate.detach() * g).square())
         return {"loss": loss.detach()}
 
     def importance(self) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,14 +59,16 @@ def trace(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     one_path: bool = False,
+    wanted: Collection[str] | None = None,
     *,
     heads: bool = False,
     apart: bool = False,
 ) -> Trace:
     """Follow the model in eval mode; also in training mode where that uses parameters which eval mode does not.
 
-    With `heads` attention falls into whole heads, else into dimensions that are alike in all heads; with `apart`
-    queries and keys need not be cut like values.
+    Where its children are traced one by one, only those that are or hold a `wanted` module, or lie in one. With `heads`
+    attention falls into whole heads, else into dimensions that are alike in all heads; with `apart` queries and keys
+    need not be cut like values.
 
     Raises:
         TraceError: the model does not run on these inputs.
@@ -82,7 +84,7 @@ def trace(
             found.parts.append(Part("", args, kwargs))
         except Untraceable as error:
             found.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
-            _children(found, model, args, kwargs, one_path)
+            _children(found, model, args, kwargs, one_path, wanted)
             return found
     first = first_names(model)
     unused = {first[id(p)] for p in model.parameters()} - used
@@ -100,7 +102,14 @@ def trace(
     return found
 
 
-def _children(found: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], one_path: bool) -> None:
+def _children(
+    found: Trace,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    one_path: bool,
+    wanted: Collection[str] | None,
+) -> None:
     """Trace the largest children that can be, on the inputs they get in one plain forward pass.
 
     What such a child returns is visible to code that was not traced, and is left alone; so is what no child holds, and
@@ -112,6 +121,8 @@ def _children(found: Trace, model: nn.Module, args: tuple[Any, ...], kwargs: Map
     stuck: list[str] = [""]
     while stack:
         name, child = stack.pop()
+        if wanted is not None and not any(name == w or _below(name, w) or _below(w, name) for w in wanted):
+            continue
         whole = name in seen.calls and seen.closed(name) and next(child.parameters(), None) is not None
         if whole and any(True for _ in child.children()):
             try:

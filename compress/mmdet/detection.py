@@ -1,0 +1,160 @@
+"""Detection: a Task from an mmdet config. Data, losses, evaluator, optimiser and schedule are the config's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mmdet.models.detectors import SingleStageDetector
+from mmdet.registry import MODELS
+from mmdet.structures import DetDataSample
+from mmengine.config import Config
+from mmengine.dataset import BaseDataset
+from mmengine.runner import Runner
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ..finetune import Work
+from ..recipe import Recipe
+from ..task import BatchError
+from .config import ConfigLike, read
+from .distill import channelwise, maps, names_of
+from .loading import write_config
+from .tune import evaluate, finetune
+
+PREPARED = 4  # batches that are kept as they were prepared: a bilevel step asks for two of them, several times
+
+
+@dataclass
+class Outputs:
+    """What a detector says of a training batch: its loss, and the maps that are distilled."""
+
+    loss: Tensor
+    maps: list[Tensor]
+
+
+def task(config: ConfigLike, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Detection:
+    """The task that an mmdet config describes; `options` change it as `--cfg-options` do.
+
+    Raises:
+        ValueError: no such config, or data that cannot be read.
+    """
+    return Detection(read(config, options), seed)
+
+
+class Detection:
+    """Batches are mmdet's data dicts, the loss is `parse_losses`; fine-tuning and evaluation run on mmengine's Runner.
+
+    Only the backbone is cut if the recipe's `target.include` names nothing. The dense detector teaches by channel-wise
+    distillation of the neck's feature maps, or of those of `finetune.distill.features`.
+    """
+
+    include = ("backbone",)
+
+    def __init__(self, cfg: Config, seed: int = 0) -> None:
+        self.cfg, self.seed = cfg, seed
+        self.train = self._loader("train_dataloader")
+        self.val = self._loader("val_dataloader")
+        if self.train is not None and isinstance(self.train.dataset, BaseDataset):
+            self.train.halves = self._halves
+        self._preprocess = MODELS.build(cfg.model.get("data_preprocessor") or {"type": "DetDataPreprocessor"})
+        self._single = issubclass(MODELS.get(cfg.model.type), SingleStageDetector)
+        self._prepared: list[tuple[Any, dict[str, Any]]] = []
+
+    def inputs(self, batch: Any) -> Any:
+        """One image, up to raw outputs where that is traced as a whole, and up to predictions where it is not."""
+        data = self._data(batch)
+        sample = DetDataSample(metainfo={"scale_factor": (1.0, 1.0), **data["data_samples"][0].metainfo})
+        mode = "tensor" if self._single else "predict"
+        return {"inputs": data["inputs"][:1], "data_samples": [sample], "mode": mode}
+
+    def forward(self, model: nn.Module, batch: Any) -> Outputs:
+        detector: Any = model
+        with maps(model, names_of(model)) as seen:
+            losses = model(**self._data(batch), mode="loss")
+        return Outputs(detector.parse_losses(losses)[0], seen)
+
+    def loss(self, outputs: Any, batch: Any) -> Tensor:
+        total: Tensor = outputs.loss
+        return total
+
+    def teach(self, model: nn.Module, batch: Any) -> list[Tensor]:
+        """The dense detector's feature maps; its heads do not run."""
+        detector: Any = model
+        with maps(model, names_of(model)) as seen:
+            detector.extract_feat(self._data(batch)["inputs"])
+        return seen
+
+    def distil(self, outputs: Any, teacher: Any, temperature: float) -> Tensor:
+        return channelwise(outputs.maps, teacher, temperature)
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+        """What the config's evaluator finds on its validation data; the Runner reads them itself."""
+        return evaluate(self.cfg, model, self.val, self.seed)
+
+    def finetune(self, work: Work) -> None:
+        finetune(self.cfg, work, self.train, self.val)
+
+    def save(self, folder: Path) -> None:
+        """Write the config with which mmdet's tools load what is saved there."""
+        write_config(self.cfg, folder / "config.py")
+
+    def objections(self, recipe: Recipe) -> list[str]:
+        config = recipe.finetune
+        if config is None:
+            return []
+        wrong = []
+        if config.ema is not None:
+            wrong.append("finetune.ema: fine-tuning runs on mmengine's Runner; name an EMAHook in the config's hooks")
+        if config.recalibrate:
+            wrong.append("finetune.recalibrate: fine-tuning runs on mmengine's Runner, which has none; leave it out")
+        if self.train is not None and self.cfg.get("optim_wrapper") is None:
+            wrong.append("config.optim_wrapper: fine-tuning takes the optimiser from the config, and it has none")
+        return wrong
+
+    def _data(self, batch: Any) -> dict[str, Any]:
+        """The batch as the detector takes it, prepared once: what a preprocessor draws or scales, it does one time."""
+        for known, data in self._prepared:
+            if known is batch:
+                return data
+        if not isinstance(batch, Mapping) or not {"inputs", "data_samples"} <= batch.keys():
+            raise BatchError("the loader: expected mmdet's batches, a dict of inputs and data_samples; got another")
+        device = batch["inputs"][0].device
+        data = self._preprocess.to(device)(batch, training=True)
+        self._prepared = [*self._prepared[1 - PREPARED :], (batch, data)]
+        return data  # type: ignore[no-any-return]
+
+    def _loader(self, name: str) -> DataLoader[Any] | None:
+        settings = self.cfg.get(name)
+        if settings is None:
+            return None
+        try:
+            with redirect_stdout(sys.stderr):  # where pycocotools talks
+                loader: DataLoader[Any] = Runner.build_dataloader(settings, seed=self.seed)
+        except OSError as error:
+            raise ValueError(
+                f"{self.cfg.filename or 'config'}: {name}.dataset cannot be read: {error}. Say where the data lie: "
+                f"--cfg-options {name}.dataset.data_root=FOLDER (and the evaluator's ann_file)"
+            ) from error
+        if not len(loader.dataset):  # type: ignore[arg-type]
+            raise ValueError(f"{self.cfg.filename or 'config'}: {name}.dataset: expected images with boxes; found none")
+        return loader
+
+    def _halves(self, seed: int) -> list[DataLoader[Any]]:
+        """Two loaders of the training data that share no image."""
+        assert self.train is not None
+        data: Any = self.train.dataset
+        if len(data) < 2:
+            raise BatchError(f"train: expected at least two images, to be split in halves; the dataset has {len(data)}")
+        order = np.random.default_rng(seed).permutation(len(data))
+        count = len(data) // 2
+        settings = {key: value for key, value in self.cfg.train_dataloader.items() if key != "dataset"}
+        return [
+            Runner.build_dataloader({**settings, "dataset": data.get_subset(sorted(part.tolist()))}, seed=self.seed)
+            for part in (order[:count], order[count : 2 * count])
+        ]
