@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 from argparse import ArgumentParser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from mmdet.registry import MODELS
 from mmdet.utils import register_all_modules
 from mmengine.config import Config, DictAction
 from mmengine.hub import get_config
-from mmengine.logging import HistoryBuffer
+from mmengine.logging import MMLogger
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import init_default_scope
 from mmengine.runner import CheckpointLoader
-from numpy._core import multiarray
 from safetensors.torch import load_file
 from torch import nn
 
 ConfigLike: TypeAlias = str | Path | Config
-
-# What the Runner leaves in its checkpoints beside tensors; torch reads these few without running code from the file.
-_PLAIN: list[Any] = [HistoryBuffer, np.ndarray, np.dtype, multiarray._reconstruct, multiarray.scalar]
-_PLAIN += [type(np.dtype(kind)) for kind in (np.float32, np.float64, np.int32, np.int64, np.bool_)]
-torch.serialization.add_safe_globals(_PLAIN)
 
 
 def read(config: ConfigLike, options: Mapping[str, Any] | None = None) -> Config:
@@ -39,7 +34,7 @@ def read(config: ConfigLike, options: Mapping[str, Any] | None = None) -> Config
         ValueError: there is no such config, or it describes no detector with a backbone.
     """
     if isinstance(config, Config):
-        found = config.copy()
+        found = copy.deepcopy(config)
     elif str(config).startswith("mmdet::"):
         found = get_config(str(config))
     else:
@@ -63,7 +58,8 @@ def build(config: ConfigLike, checkpoint: str | Path | None = None) -> nn.Module
     checkpoint = checkpoint or cfg.get("load_from")
     model: nn.Module = MODELS.build(cfg.model)
     if checkpoint is None:
-        model.init_weights()  # type: ignore[operator]
+        with _quietly():
+            model.init_weights()  # type: ignore[operator]
     else:
         _load(model, str(checkpoint))
     settle_(model)
@@ -98,6 +94,18 @@ def packaged() -> dict[str, Path]:
     """The configs that come with the library, by name."""
     folder = Path(str(resources.files("compress.recipes"))) / "mmdet"
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without a line for every parameter that is initialised."""
+    logger = MMLogger.get_current_instance()
+    before = logger.level
+    logger.setLevel("ERROR")
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _path(config: str | Path) -> Path:

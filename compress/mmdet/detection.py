@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from mmdet.datasets.samplers import AspectRatioBatchSampler
 from mmdet.models.detectors import SingleStageDetector
 from mmdet.registry import MODELS
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.dataset import BaseDataset
+from mmengine.logging import MessageHub
 from mmengine.runner import Runner
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -28,6 +30,14 @@ from .loading import write_config
 from .tune import evaluate, finetune
 
 PREPARED = 4  # batches that are kept as they were prepared: a bilevel step asks for two of them, several times
+
+
+class FreshBatches(AspectRatioBatchSampler):  # type: ignore[misc]
+    """mmdet's, which puts what an abandoned epoch has left over into the next one, without that."""
+
+    def __iter__(self) -> Iterator[Any]:
+        self._aspect_ratio_buckets: list[list[int]] = [[], []]
+        return super().__iter__()  # type: ignore[no-any-return]
 
 
 @dataclass
@@ -124,6 +134,8 @@ class Detection:
                 return data
         if not isinstance(batch, Mapping) or not {"inputs", "data_samples"} <= batch.keys():
             raise BatchError("the loader: expected mmdet's batches, a dict of inputs and data_samples; got another")
+        hub = MessageHub.get_current_instance()
+        hub.update_info("iter", (hub.get_info("iter") or 0) + 1)  # some preprocessors act every so many iterations
         device = batch["inputs"][0].device
         data = self._preprocess.to(device)(batch, training=True)
         self._prepared = [*self._prepared[1 - PREPARED :], (batch, data)]
@@ -135,7 +147,7 @@ class Detection:
             return None
         try:
             with redirect_stdout(sys.stderr):  # where pycocotools talks
-                loader: DataLoader[Any] = Runner.build_dataloader(settings, seed=self.seed)
+                loader = self._built(settings)
         except OSError as error:
             raise ValueError(
                 f"{self.cfg.filename or 'config'}: {name}.dataset cannot be read: {error}. Say where the data lie: "
@@ -143,6 +155,12 @@ class Detection:
             ) from error
         if not len(loader.dataset):  # type: ignore[arg-type]
             raise ValueError(f"{self.cfg.filename or 'config'}: {name}.dataset: expected images with boxes; found none")
+        return loader
+
+    def _built(self, settings: Mapping[str, Any]) -> DataLoader[Any]:
+        loader: DataLoader[Any] = Runner.build_dataloader(settings, seed=self.seed)
+        if type(loader.batch_sampler) is AspectRatioBatchSampler:
+            loader.batch_sampler.__class__ = FreshBatches
         return loader
 
     def _halves(self, seed: int) -> list[DataLoader[Any]]:
@@ -155,6 +173,6 @@ class Detection:
         count = len(data) // 2
         settings = {key: value for key, value in self.cfg.train_dataloader.items() if key != "dataset"}
         return [
-            Runner.build_dataloader({**settings, "dataset": data.get_subset(sorted(part.tolist()))}, seed=self.seed)
+            self._built({**settings, "dataset": data.get_subset(sorted(part.tolist()))})
             for part in (order[:count], order[count : 2 * count])
         ]

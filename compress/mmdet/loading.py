@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def pruned_detector(dense: str, directory: str, **detector: Any) -> nn.Module:
 
 def entry(cfg: Config, directory: str) -> Config:
     """The config of the pruned detector, from that of the dense one."""
-    found = cfg.copy()
+    found = copy.deepcopy(cfg)
     imports = list(found.get("custom_imports", {}).get("imports", []))
     found.custom_imports = {"imports": [*imports, "compress.mmdet"], "allow_failed_imports": False}
     found.model = {**found.model, "type": NAME, "dense": found.model.type, "directory": directory}

@@ -6,6 +6,7 @@ schedule, warmup and milestones it is what the recipe gives. What it leaves out 
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from mmengine.config import Config
@@ -17,7 +18,7 @@ MARKS = ("begin", "end", "T_max", "milestones")  # of a scheduler, in epochs or 
 
 def settings(cfg: Config, config: Finetune, total: int, per_epoch: int) -> Config:
     """The config for `total` steps; in epochs where both the config and the recipe count whole ones."""
-    cfg, given = cfg.copy(), config.model_fields_set
+    cfg, given = copy.deepcopy(cfg), config.model_fields_set
     before = cfg.get("train_cfg") or {}
     was = before.get("max_iters") or before.get("max_epochs", 0) * per_epoch or total
     every = before.get("val_interval", 1)

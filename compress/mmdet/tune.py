@@ -85,7 +85,7 @@ class Watch(Hook):  # type: ignore[misc]
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         engine, total, done = self.work.engine, self.work.total, runner.iter + 1
         if done % max(1, total // POINTS) == 0 or done == total:
-            values = {key: float(value) for key, value in (outputs or {}).items() if "loss" in key}
+            values = {key: float(value.detach()) for key, value in (outputs or {}).items() if "loss" in key}
             engine.check_finite("finetune", done, total, values)
             engine.history.append(self._where(runner, done) | values)
 
