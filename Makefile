@@ -19,7 +19,7 @@ lint: $(STAMP)
 
 $(STAMP): setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev,onnx]"
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev,onnx,mmdet-lite]"
 	touch $@
 
 clean:

@@ -29,7 +29,7 @@ setup(
     python_requires=">=3.10",
     packages=[*find_packages(include=["compress", "compress.*"]), "compress.exporters", "compress.recipes"],
     package_dir={"compress.exporters": "exporters", "compress.recipes": "recipes"},
-    package_data={"compress": ["py.typed"], "compress.recipes": ["*.yaml", "**/*.yaml"]},
+    package_data={"compress": ["py.typed"], "compress.recipes": ["*.yaml", "**/*.yaml", "mmdet/*.py"]},
     install_requires=[
         "matplotlib>=3.8",
         "numpy>=1.26",

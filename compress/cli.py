@@ -23,6 +23,7 @@ from .deploy import deploy
 from .engine import Diverged
 from .exporters.extra import need_onnx
 from .plan import Plan
+from .processes import rank
 from .quickstart import quickstart as run_quickstart
 from .reading import packaged
 from .recipe import Data, Export, Recipe, Timing
@@ -45,6 +46,14 @@ Shape = Annotated[
     str | None, typer.Option("--input", help="shape of the example input, for one image [default: 1,3,224,224]")
 ]
 Source = Annotated[str | None, typer.Option("--data", help=f"what to train and evaluate on: {FORMS}")]
+Detector = Annotated[
+    str | None,
+    typer.Option("--mmdet", help="instead of --model: an mmdet config, as a path, mmdet::FOLDER/NAME.py or by name"),
+]
+Checkpoint = Annotated[Path | None, typer.Option("--checkpoint", help="of the detector of --mmdet")]
+Options = Annotated[
+    list[str] | None, typer.Option("--cfg-options", metavar="KEY=VALUE ...", help="changes of the config of --mmdet")
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
@@ -79,12 +88,15 @@ def preview(
 
 @app.command()
 def prune(
-    model: Model,
     recipe: RecipeName,
     workdir: Annotated[Path, typer.Option("--workdir", help="where plan, weights, report and checkpoints go")],
+    model: Annotated[str | None, typer.Option("--model", help=models.FORMS)] = None,
     data: Source = None,
     weights: Weights = None,
     shape: Shape = None,
+    detector: Detector = None,
+    checkpoint: Checkpoint = None,
+    cfg_options: Options = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in the workdir")] = False,
     device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 [default: a GPU if any]")] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="instead of the recipe's")] = None,
@@ -100,6 +112,9 @@ def prune(
     compress prune --model timm:resnet50 --weights r50.safetensors --recipe resnet50_imagenet_netslim
     --data folder:imagenet --workdir out
 
+    compress prune --mmdet cascade-mask-rcnn_swin-t-p4-w7_fpn_3x_coco --checkpoint detector.pth
+    --recipe swin_t_cascade_40 --workdir out --cfg-options train_dataloader.batch_size=4
+
     compress prune ... --workdir out --resume       (goes on after a stop)
 
     Exit codes: 0 done, 1 the budget cannot be met, 2 something to mend, 130 interrupted.
@@ -108,22 +123,39 @@ def prune(
     loaded = Recipe.load(recipe if len(changed) == 1 and data is None else changed)
     if data is not None:
         loaded = loaded.model_copy(update={"data": loaded.data.model_copy(update={"source": data})})
+    if (model is None) == (detector is None):
+        raise ValueError("--model or --mmdet: expected one of the two")
     source: dict[str, Any] = {}
-    if shape is not None or (loaded.data.source is None and loaded.task is None):
+    if detector is not None:
+        clashes = {"--data": data, "--weights": weights, "--input": shape}
+        if given := [name for name, value in clashes.items() if value is not None]:
+            raise ValueError(f"{given[0]}: not for --mmdet, whose config says it; see --checkpoint and --cfg-options")
+        from .mmdet.launch import launched
+
+        built, source["task"] = launched(detector, checkpoint, cfg_options or [], loaded.seed, quiet)
+    elif checkpoint is not None or cfg_options:
+        raise ValueError("--checkpoint, --cfg-options: for --mmdet; --model takes --weights")
+    elif shape is not None or (loaded.data.source is None and loaded.task is None):
         source["example_inputs"] = _shape(shape or "1,3,224,224")
     if data is not None:  # whatever task the recipe names
         source["train"], source["val"] = loaders(loaded.data)
-    built = models.build(model, weights)
+    if model is not None:
+        built = models.build(model, weights)
     try:
         pruned = prune_model(built, loaded, workdir=workdir, resume=resume, device=device, quiet=quiet, **source)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    if rank():
+        return
     if as_json:
         print(pruned.report.to_json())
         return
     out.print(pruned.report)
     out.print(f"saved in {workdir}; look at {workdir / 'report.html'}", highlight=False)
-    out.print(f"reload with compress.load(fresh_dense_model, {str(workdir)!r})", highlight=False)
+    again = f"compress.load(fresh_dense_model, {str(workdir)!r})"
+    if detector is not None:
+        again = f"mmdet.apis.init_detector({str(workdir / 'config.py')!r})"
+    out.print(f"reload with {again}", highlight=False)
 
 
 @app.command()
@@ -233,6 +265,22 @@ def _version(version: Annotated[bool, typer.Option("--version", help="print the 
         raise typer.Exit
 
 
+def _repeated(words: list[str]) -> list[str]:
+    """`--cfg-options a=1 b=2`, as mmdet's tools take it, with the option before each value.
+
+    >>> _repeated(["prune", "--cfg-options", "a=1", "b=[1,2]", "--quiet"])
+    ['prune', '--cfg-options', 'a=1', '--cfg-options', 'b=[1,2]', '--quiet']
+    """
+    found: list[str] = []
+    inside = False
+    for word in words:
+        if inside and not word.startswith("-") and found[-1] != "--cfg-options":
+            found.append("--cfg-options")
+        inside = word == "--cfg-options" or (inside and not word.startswith("-"))
+        found.append(word)
+    return found
+
+
 def main() -> None:
     """Run a command; what is wrong is said in red and without a traceback.
 
@@ -240,7 +288,7 @@ def main() -> None:
     """
     sys.path.insert(0, "")  # package.module:factory is looked for from here, as with python -m
     try:
-        app()
+        app(_repeated(sys.argv[1:]))
     except Exception as error:
         known = isinstance(error, (ValueError, TypeError, OSError, ImportError, Diverged))
         text = str(error) if known else f"{type(error).__name__}: {error}"

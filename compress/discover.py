@@ -49,7 +49,9 @@ def _find(model: nn.Module, example_inputs: Any, target: Target) -> Groups:
     groups = assemble(model, found)
     select(groups, model, target)
     if "per_head" in words(target):
-        whole = assemble(model, trace(model, args, kwargs, target.one_path, _wanted(model, target), heads=True, apart=way["apart"]))
+        whole = assemble(
+            model, trace(model, args, kwargs, target.one_path, _wanted(model, target), heads=True, apart=way["apart"])
+        )
         tensors = [*model.named_parameters(), *model.named_buffers()]
         take_apart(groups, whole, {name: tuple(tensor.shape) for name, tensor in tensors})
     prove(model, groups, found.shell)

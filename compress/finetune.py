@@ -38,6 +38,7 @@ class Work:
 
     student: nn.Module
     teacher: nn.Module
+    plan: Plan
     config: Finetune
     engine: Engine  # its device, seed, history and display
     total: int  # steps
@@ -244,7 +245,7 @@ class Features:
             sliced, zeroed = self.seen.pop((name, 0), None), self.seen.pop((name, 1), None)
             if not isinstance(sliced, Tensor) or not isinstance(zeroed, Tensor) or sliced.ndim < 2:
                 raise ValueError(f"finetune.distill.features: {name} is not called, or returns no tensor of features")
-            self.kept[name] = _matched(name, sliced, zeroed)
+            self.kept[name] = matched(name, sliced, zeroed)
 
     def loss(self) -> Tensor:
         """The mean over modules of ||s - t||^2 / ||t||^2."""
@@ -258,7 +259,7 @@ class Features:
         return torch.stack(parts).mean()
 
 
-def _matched(name: str, sliced: Tensor, zeroed: Tensor) -> tuple[int, Tensor | None]:
+def matched(name: str, sliced: Tensor, zeroed: Tensor) -> tuple[int, Tensor | None]:
     """The dimension that was cut, and the positions along it that are left; none if nothing was cut."""
     cut = [d for d in range(sliced.ndim) if sliced.shape[d] != zeroed.shape[d]]
     if not cut:

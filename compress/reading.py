@@ -51,7 +51,7 @@ def read(source: str | Path | Mapping[str, Any]) -> Recipe:
 def packaged() -> dict[str, Path]:
     """The recipes that come with the library, by name."""
     folder = Path(str(resources.files("compress.recipes")))
-    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
+    return {path.stem: path for path in sorted(folder.rglob("*.yaml"))}
 
 
 def _gather(source: str | Path | Mapping[str, Any], before: tuple[str, ...]) -> tuple[dict[str, Any], Places, str]:

@@ -245,7 +245,7 @@ class Run:
             own: Callable[[Work], None] | None = getattr(self.task, "finetune", None)
             if own is not None:
                 folder = self.engine.store.path.parent / "finetune" if self.engine.store is not None else None
-                own(Work(self.compact, self.teacher, config, self.engine, total, folder))
+                own(Work(self.compact, self.teacher, self.plan, config, self.engine, total, folder))
             else:
                 work = (self.compact, self.teacher, self.plan, self.task, self.train)
                 finetune(*work, config, self.engine, total, at)

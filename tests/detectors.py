@@ -81,7 +81,7 @@ def _swin() -> dict[str, Any]:
     }
 
 
-def _data(folder: Path, masks: bool) -> dict[str, Any]:
+def data_of(folder: Path, masks: bool) -> dict[str, Any]:
     notes = {"type": "LoadAnnotations", "with_bbox": True, "with_mask": masks}
     keys = ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
     steps: list[dict[str, Any]] = [{"type": "LoadImageFromFile"}, {"type": "Resize", "scale": (SIDE, SIDE)}]
@@ -122,7 +122,6 @@ def small_config(folder: Path, base: str = "cascade-mask-rcnn_r50_fpn", epochs: 
     path = folder / "base.py"
     path.write_text(text)
     cfg = Config.fromfile(path)
-    few = {"nms_pre": 60, "max_per_img": 20, "nms": {"type": "nms", "iou_threshold": 0.7}, "min_bbox_size": 0}
     changes: dict[str, Any] = {
         "model": {
             "backbone": _swin(),
@@ -136,19 +135,34 @@ def small_config(folder: Path, base: str = "cascade-mask-rcnn_r50_fpn", epochs: 
                 "bbox_head": [_head(0.1), _head(0.05), _head(0.033)] if cascade else _head(0.1),
                 "bbox_roi_extractor": {"out_channels": 32},
                 "mask_roi_extractor": {"out_channels": 32},
-                "mask_head": {"num_convs": 1, "in_channels": 32, "conv_out_channels": 16, "num_classes": 2},
+                "mask_head": {"in_channels": 32, "num_classes": 2},
             },
-            "train_cfg": {"rpn": {"sampler": {"num": 64}}, "rpn_proposal": few},
-            "test_cfg": {"rpn": few, "rcnn": {"max_per_img": 10}},
+            "test_cfg": {"rcnn": {"max_per_img": 10}},
         },
-        **_data(folder, masks=True),
+        **data_of(folder, masks=True),
         "train_cfg": {"max_epochs": epochs},
         "param_scheduler": [{"type": "LinearLR", "start_factor": 0.1, "by_epoch": False, "begin": 0, "end": 6}],
         "optim_wrapper": {"optimizer": {"_delete_": True, "type": "AdamW", "lr": 2e-3, "weight_decay": 0.05}},
         "default_hooks": {"visualization": {"type": "DetVisualizationHook"}, "checkpoint": {"max_keep_ckpts": 1}},
         "log_level": "WARNING",
     }
-    for rcnn in cfg.model.train_cfg.rcnn if cascade else [cfg.model.train_cfg.rcnn]:
-        rcnn.sampler.num = 32
     cfg.merge_from_dict(changes)
+    lighten_(cfg)
     return cfg
+
+
+def lighten_(cfg: Config) -> None:
+    """Take away what takes the time of a two-stage detector: proposals, and wide heads."""
+    for rpn in (cfg.model.train_cfg.rpn_proposal, cfg.model.test_cfg.rpn):
+        rpn.update({"nms_pre": 60, "max_per_img": 20})
+    cfg.model.train_cfg.rpn.sampler.num = 64
+    stages = cfg.model.train_cfg.rcnn
+    for stage in stages if isinstance(stages, list) else [stages]:
+        stage.sampler.num = 32
+    heads = cfg.model.roi_head.bbox_head
+    for head in heads if isinstance(heads, list) else [heads]:
+        head.fc_out_channels = 64
+        if "conv_out_channels" in head:
+            head.conv_out_channels = 32
+    if "mask_head" in cfg.model.roi_head:
+        cfg.model.roi_head.mask_head.update({"num_convs": 1, "conv_out_channels": 16})

@@ -9,6 +9,7 @@ the mean over images, and over the levels of a pyramid.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..finetune import matched
+from ..plan import Plan
 from ..recipe import Distill
 from ..tracing.tensors import tensors_in
 
@@ -27,7 +30,16 @@ def channelwise(student: Sequence[Tensor], teacher: Sequence[Tensor], temperatur
     >>> y = torch.arange(12.0).view(1, 2, 2, 3)
     >>> float(channelwise([y], [y]))
     0.0
+
+    Raises:
+        ValueError: they have other shapes.
     """
+    for s, t in zip(student, teacher, strict=True):
+        if s.shape != t.shape:
+            raise ValueError(
+                f"distill: the dense detector's maps have shape {list(t.shape)}, the compact one's {list(s.shape)}. "
+                "Leave out distill, or exclude from the target what writes them"
+            )
     parts = []
     for s, t in zip(student, teacher, strict=True):
         q, p = (F.log_softmax(y.float().flatten(2) / temperature, -1) for y in (s, t))
@@ -56,8 +68,32 @@ def maps(model: nn.Module, names: Sequence[str]) -> Iterator[list[Tensor]]:
             handle.remove()
 
 
+class Kept:
+    """Which channels of the dense detector's maps are left in the compact one's: found out on the first of them."""
+
+    def __init__(self, teacher: nn.Module, plan: Plan, names: Sequence[str]) -> None:
+        self.teacher, self.plan, self.names = teacher, plan, names
+        self._found: list[tuple[int, Tensor | None]] | None = None
+
+    def of(self, given: Sequence[Tensor], like: Sequence[Tensor], inputs: Tensor) -> list[Tensor]:
+        """The teacher's maps without what was cut."""
+        if self._found is None and all(a.shape == b.shape for a, b in zip(given, like, strict=True)):
+            self._found = [(1, None)] * len(given)
+        elif self._found is None:
+            dense = [copy.deepcopy(self.teacher) for _ in range(2)]
+            twins: list[Any] = [self.plan.apply_(dense[0]), self.plan.zero_(dense[1])]
+            pairs = []
+            for twin in twins:
+                with torch.no_grad(), maps(twin, self.names) as seen:
+                    twin.extract_feat(inputs)
+                pairs.append(seen)
+            self._found = [matched(" and ".join(self.names), *pair) for pair in zip(*pairs, strict=True)]
+        left = zip(given, self._found, strict=True)
+        return [t if kept is None else t.index_select(dim, kept) for t, (dim, kept) in left]
+
+
 @contextmanager
-def taught(student: nn.Module, teacher: nn.Module, distill: Distill | None) -> Iterator[None]:
+def taught(student: nn.Module, teacher: nn.Module, plan: Plan, distill: Distill | None) -> Iterator[None]:
     """Inside, the student's losses have one more, whoever asks for them: the distance from the teacher's maps."""
     if distill is None:
         yield
@@ -65,13 +101,15 @@ def taught(student: nn.Module, teacher: nn.Module, distill: Distill | None) -> I
     plain: Any = student.loss
     dense: Any = teacher
     names = names_of(student, distill.features)
+    kept = Kept(teacher, plan, names)
 
     def loss(inputs: Tensor, samples: Any, **named: Any) -> dict[str, Any]:
         with maps(student, names) as mine:
             losses: dict[str, Any] = plain(inputs, samples, **named)
         with torch.no_grad(), maps(teacher, names) as given:
             dense.extract_feat(inputs)
-        return {**losses, "loss_distil": distill.weight * channelwise(mine, given, distill.temperature)}
+        left = kept.of(given, mine, inputs)
+        return {**losses, "loss_distil": distill.weight * channelwise(mine, left, distill.temperature)}
 
     vars(student)["loss"] = loss
     try:

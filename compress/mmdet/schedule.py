@@ -78,6 +78,8 @@ def _stretched(schedulers: Any, factor: float, per_epoch: int, whole: bool) -> l
     for old in [schedulers] if isinstance(schedulers, dict) else schedulers or []:
         new, by_epoch = dict(old), old.get("by_epoch", True)
         new["by_epoch"] = by_epoch and whole
+        if not new["by_epoch"]:
+            new.pop("convert_to_iter_based", None)
         unit = factor * (per_epoch if by_epoch and not whole else 1)
         for mark in [m for m in MARKS if m in old]:
             value = old[mark]

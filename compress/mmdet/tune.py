@@ -65,7 +65,7 @@ def finetune(cfg: Config, work: Work, train: Any, val: Any) -> None:
         )
         watch = Watch(work)
         runner.register_hook(watch, priority="VERY_HIGH")  # sees the weights that were validated: EMAHook comes later
-        with taught(work.student, work.teacher, work.config.distill), redirect_stdout(sys.stderr):
+        with taught(work.student, work.teacher, work.plan, work.config.distill), redirect_stdout(sys.stderr):
             runner.train()
     watch.finish(runner)
     work.student.to(work.engine.device)

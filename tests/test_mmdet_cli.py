@@ -1,0 +1,202 @@
+"""Detectors from the shell: every recipe in shortened form on a small detector of its kind, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from detectors import data_of, lighten_, make_pictures, small_config
+
+import compress
+import compress.mmdet
+from compress import cli
+from compress.mmdet.config import parsed
+from compress.reading import packaged
+from compress.recipe import Recipe
+
+# isort: split
+from mmdet.apis import init_detector
+from mmengine.config import Config
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:checkpoint is None"),
+]
+SWIN = {"embed_dims": 24, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 4, 4], "init_cfg": None}
+SMALL: dict[str, dict[str, Any]] = {
+    "cascade-mask-rcnn_swin-t-p4-w7_fpn_3x_coco": {
+        "model.backbone": SWIN,
+        "model.neck.in_channels": [24, 48, 96, 192],
+    },
+    "mmdet::swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py": {
+        "model.backbone": SWIN,
+        "model.neck.in_channels": [24, 48, 96, 192],
+    },
+    "mmdet::swin/retinanet_swin-t-p4-w7_fpn_1x_coco.py": {
+        "model.backbone": SWIN,
+        "model.neck.in_channels": [48, 96, 192],
+    },
+    "mmdet::faster_rcnn/faster-rcnn_r50_fpn_1x_coco.py": {
+        "model.backbone": {"depth": 18, "init_cfg": None},
+        "model.neck.in_channels": [64, 128, 256, 512],
+    },
+    "mmdet::rtmdet/rtmdet_tiny_8xb32-300e_coco.py": {"model.backbone.init_cfg": None},
+}
+RECIPES = [name for name, path in packaged().items() if path.parent.name == "mmdet"]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_pictures(tmp_path_factory.mktemp("pictures"), count=4)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: Any) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["compress", *map(str, words)])
+    with pytest.raises(SystemExit) as done:
+        cli.main()
+    streams = capsys.readouterr()
+    return int(done.value.code or 0), streams.out, " ".join(streams.err.split())
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipe_runs_in_shortened_form(name: str, pictures: Path) -> None:
+    (config,) = set(re.findall(r"--mmdet (\S+)", packaged()[name].read_text()))
+    cfg = compress.mmdet.read(config, SMALL[config])
+    cfg.merge_from_dict({**data_of(pictures, masks="mask" in config), "log_level": "ERROR", "custom_hooks": []})
+    cfg.train_dataloader.batch_size = 2
+    if "rpn" in cfg.model.test_cfg:
+        lighten_(cfg)
+    torch.manual_seed(0)
+    task = compress.mmdet.task(cfg)
+    task.val = None
+    length = {"epochs": "2 steps"}
+    short = {"extends": name, "search": length, "finetune": length, "timing": {"repeats": 3}}
+    report = compress.prune(compress.mmdet.build(cfg), short, task=task, quiet=True).report
+    budget = Recipe.load(name).budget
+    if budget.unit == "dims":
+        assert sum(g.kept for g in report.groups) <= budget.left * sum(g.width for g in report.groups)
+    else:
+        assert getattr(report.pruned, budget.unit) <= budget.left * getattr(report.dense, budget.unit)
+    parts = {row.name.split(".")[0] for row in report.groups}
+    assert parts <= set(Recipe.load(name).target.include)
+    assert [h["step"] for h in report.history if h["stage"] == "finetune"] == [1, 2]
+
+
+def test_one_command_leaves_a_directory_that_mmdet_loads(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pictures: Path, tmp_path: Path
+) -> None:
+    cfg = small_config(pictures)
+    cfg.dump(tmp_path / "dense.py")
+    torch.manual_seed(0)
+    detector = compress.mmdet.build(cfg)
+    torch.save({"state_dict": detector.state_dict(), "meta": {}}, tmp_path / "dense.pth")
+    (tmp_path / "mine.yaml").write_text(
+        "target: {mlp: true, channels: false}\nbudget: {dims: 50%}\nsearch: {method: netslim, epochs: 1 step}\n"
+        "finetune: {epochs: 1 step}\ntiming: {repeats: 3}\n"
+    )
+    words = ["prune", "--mmdet", tmp_path / "dense.py", "--checkpoint", tmp_path / "dense.pth", "--quiet", "--json"]
+    words += ["--recipe", tmp_path / "mine.yaml", "--workdir", tmp_path / "out"]
+    code, out, error = run(
+        monkeypatch, capsys, *words, "--cfg-options", "train_dataloader.batch_size=3", "val_dataloader.batch_size=2"
+    )
+    assert code == 0, error
+    report = json.loads(out)
+    assert report["dense"]["params"] == sum(p.numel() for p in detector.parameters())
+    saved = Config.fromfile(tmp_path / "out" / "config.py")
+    assert (saved.train_dataloader.batch_size, saved.val_dataloader.batch_size) == (3, 2)
+    compact = init_detector(str(tmp_path / "out" / "config.py"), device="cpu")
+    assert sum(p.numel() for p in compact.parameters()) == report["pruned"]["params"]
+
+
+def test_cfg_options_are_read_as_mmdets_tools_read_them() -> None:
+    found = parsed(["a.b=[1,2]", "c=(3,x)", "d=None", "e=0.5", "f=name"])
+    assert found == {"a.b": [1, 2], "c": (3, "x"), "d": None, "e": 0.5, "f": "name"}
+    with pytest.raises(ValueError, match=r"--cfg-options lr: expected KEY=VALUE"):
+        parsed(["lr"])
+
+
+def _write(folder: Path, cfg: Config) -> Path:
+    cfg.dump(folder / "config.py")
+    return folder / "config.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mmdet", "cascade-mask-rcnn_swin-t"], r"expected the path of an mmdet config.*Did you mean cascade-mask"),
+        (["--mmdet", "x.py", "--model", "timm:resnet18"], r"--model or --mmdet: expected one of the two"),
+        ([], r"--model or --mmdet: expected one of the two"),
+        (["--mmdet", "x.py", "--data", "digits"], r"--data: not for --mmdet, whose config says it"),
+        (["--model", "timm:resnet18", "--checkpoint", "x"], r"--checkpoint, --cfg-options: for --mmdet"),
+        (["--mmdet", "CONFIG", "--checkpoint", "nowhere.pth"], r"checkpoint nowhere.pth: no such file"),
+        (["--mmdet", "CONFIG", "--cfg-options", "train_dataloader.dataset.data_root=away/"], r"cannot be read: .*away"),
+        (["--mmdet", "CONFIG", "--cfg-options", "model={}"], r"expected the config of a detector, with model.backbone"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    words: list[str],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    pictures: Path,
+    tmp_path: Path,
+) -> None:
+    path = _write(tmp_path, small_config(pictures))
+    given = [str(path) if word == "CONFIG" else word for word in words]
+    recipe = ["--recipe", "swin_t_cascade_40", "--workdir", tmp_path / "out"]
+    code, _, error = run(monkeypatch, capsys, "prune", *recipe, *given)
+    assert code == 2
+    assert re.search(message, error), error
+
+
+def test_a_checkpoint_that_does_not_fit_names_the_keys(pictures: Path, tmp_path: Path) -> None:
+    cfg = small_config(pictures)
+    state = compress.mmdet.build(cfg).state_dict()
+    state["extra.weight"] = state.pop("backbone.patch_embed.projection.bias")
+    state["neck.lateral_convs.0.conv.weight"] = torch.zeros(3, 3)
+    torch.save(state, tmp_path / "other.pth")
+    with pytest.raises(ValueError, match="does not fit the config's detector") as caught:
+        compress.mmdet.build(cfg, tmp_path / "other.pth")
+    text = str(caught.value)
+    assert "backbone.patch_embed.projection.bias: missing from the checkpoint" in text
+    assert "extra.weight: not in the detector" in text
+    assert "neck.lateral_convs.0.conv.weight: the checkpoint has shape [3, 3], the detector [32, 24, 1, 1]" in text
+    (tmp_path / "text.pth").write_text("no checkpoint")
+    with pytest.raises(ValueError, match=r"text.pth: not a state dict that can be read without running code"):
+        compress.mmdet.build(cfg, tmp_path / "text.pth")
+    with pytest.raises(ValueError, match=r"expected the config of a detector, with model.backbone; it has no model"):
+        compress.mmdet.build(Config({"train_cfg": {}}))
+
+
+@pytest.mark.parametrize(
+    ("finetune", "message"),
+    [
+        ({"ema": 0.9}, r"finetune.ema: fine-tuning runs on mmengine's Runner; name an EMAHook"),
+        ({"recalibrate": 2}, r"finetune.recalibrate: fine-tuning runs on mmengine's Runner, which has none"),
+        ({"mixup": 0.5}, r"finetune.mixup: Detection has no `soften`"),
+        ({"distill": {"features": ["nek"]}}, r"the model has no module 'nek'; the nearest are neck"),
+    ],
+)
+def test_what_the_runner_does_not_do_is_said_before_the_start(
+    finetune: dict[str, Any], message: str, pictures: Path
+) -> None:
+    cfg = small_config(pictures)
+    recipe = {"budget": {"dims": "50%"}, "finetune": {"epochs": 1, **finetune}}
+    with pytest.raises(compress.NotReady, match=message):
+        compress.prune(compress.mmdet.build(cfg), recipe, task=compress.mmdet.task(cfg), quiet=True)
+
+
+def test_batches_and_configs_of_another_kind_are_refused(pictures: Path) -> None:
+    cfg = small_config(pictures)
+    task = compress.mmdet.task(cfg)
+    with pytest.raises(compress.BatchError, match="expected mmdet's batches, a dict of inputs and data_samples"):
+        task.inputs((torch.zeros(1), 2))
+    cfg.pop("optim_wrapper")
+    recipe = {"budget": {"dims": "50%"}, "finetune": {"epochs": 1}}
+    with pytest.raises(compress.NotReady, match=r"config.optim_wrapper: fine-tuning takes the optimiser from"):
+        compress.prune(compress.mmdet.build(cfg), recipe, task=compress.mmdet.task(cfg), quiet=True)
