@@ -153,8 +153,10 @@ class Detection:
                 f"{self.cfg.filename or 'config'}: {name}.dataset cannot be read: {error}. Say where the data lie: "
                 f"--cfg-options {name}.dataset.data_root=FOLDER (and the evaluator's ann_file)"
             ) from error
-        if not len(loader.dataset):  # type: ignore[arg-type]
-            raise ValueError(f"{self.cfg.filename or 'config'}: {name}.dataset: expected images with boxes; found none")
+        except ValueError as error:  # of an empty dataset, or of one that is no COCO
+            raise ValueError(
+                f"{self.cfg.filename or 'config'}: {name}.dataset: expected images with boxes; found none ({error})"
+            ) from error
         return loader
 
     def _built(self, settings: Mapping[str, Any]) -> DataLoader[Any]:

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import torch
 from mmengine.dist import init_dist, is_distributed
+from torch import distributed as dist
 from torch import nn
 
-from .config import build, parsed, read
+from .config import ConfigLike, build, parsed, read
 from .detection import Detection, task
 
 
 def launched(
-    config: str, checkpoint: Path | None, options: Sequence[str], seed: int, quiet: bool = False
+    config: ConfigLike, checkpoint: Path | None, options: Sequence[str], seed: int, quiet: bool = False
 ) -> tuple[nn.Module, Detection]:
     """
     Raises:
@@ -25,6 +26,8 @@ def launched(
     if quiet:
         cfg.log_level = "ERROR"
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not is_distributed():
-        given = {"backend": "nccl", **(cfg.get("env_cfg") or {}).get("dist_cfg", {})}
-        init_dist("pytorch", **(given if torch.cuda.is_available() else {**given, "backend": "gloo"}))
+        if torch.cuda.is_available():
+            init_dist("pytorch", **{"backend": "nccl", **(cfg.get("env_cfg") or {}).get("dist_cfg", {})})
+        else:  # which mmengine's own does not think of
+            dist.init_process_group("gloo")
     return build(cfg, checkpoint), task(cfg, seed=seed)

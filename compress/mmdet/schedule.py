@@ -29,9 +29,10 @@ def settings(cfg: Config, config: Finetune, total: int, per_epoch: int) -> Confi
         whole = False
         every = min(total, every * (1 if "max_iters" in before else per_epoch))
         cfg.train_cfg = {"type": "IterBasedTrainLoop", "max_iters": total, "val_interval": every}
-        hooks = cfg.setdefault("default_hooks", {})
+        hooks = cfg.get("default_hooks") or {}
         saves = {"type": "CheckpointHook", **(hooks.get("checkpoint") or {})}
-        hooks["checkpoint"] = {**saves, "by_epoch": False, "interval": min(total, per_epoch)}
+        saves |= {"by_epoch": False, "interval": min(total, per_epoch)}
+        cfg.default_hooks = {**hooks, "checkpoint": saves}
         cfg.log_processor = {**cfg.get("log_processor", {}), "by_epoch": False}
     if given & {"schedule", "warmup", "milestones"}:
         cfg.param_scheduler = _schedule(config, total)

@@ -14,7 +14,7 @@ import torch
 from mmengine.config import Config
 from mmengine.device import get_device
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
+from mmengine.model import MMDistributedDataParallel, is_model_wrapper
 from mmengine.runner import Runner
 from torch import distributed as dist
 from torch import nn
@@ -22,6 +22,7 @@ from torch import nn
 from ..checkpoint import put_, tensors_of
 from ..engine import POINTS
 from ..finetune import Work
+from ..shell import shell
 from .config import settle_
 from .distill import taught
 from .schedule import settings
@@ -37,7 +38,8 @@ def evaluate(cfg: Config, model: nn.Module, val: Any, seed: int) -> dict[str, fl
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(sys.stderr):
         parts = {"val_cfg": cfg.get("val_cfg") or {}, "val_dataloader": val, "val_evaluator": cfg.val_evaluator}
         hooks = {**(cfg.get("default_hooks") or {}), "checkpoint": None}
-        found = _runner(cfg, model, Path(folder), seed, default_hooks=hooks, **parts).val()
+        copied = shell(model)  # alone, the Runner would take the SyncBN out of it
+        found = _runner(cfg, copied, Path(folder), seed, default_hooks=hooks, **parts).val()
     return {name: float(value) for name, value in found.items()}
 
 
@@ -49,18 +51,23 @@ def finetune(cfg: Config, work: Work, train: Any, val: Any) -> None:
     given = {name: cfg.get(name) for name in ("optim_wrapper", "param_scheduler", "auto_scale_lr", "custom_hooks")}
     if val is not None:
         given |= {"val_cfg": cfg.get("val_cfg") or {}, "val_dataloader": val, "val_evaluator": cfg.val_evaluator}
+    several = dist.is_available() and dist.is_initialized()
+    model = work.student
+    if several and not torch.cuda.is_available():  # the Runner itself wraps for GPUs only
+        unused = cfg.get("find_unused_parameters", False)
+        model = MMDistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=unused)
     with tempfile.TemporaryDirectory() if work.folder is None else nullcontext(str(work.folder)) as folder:
         place = Path(folder)
         runner = _runner(
             cfg,
-            work.student,
+            model,
             place,
             work.engine.seed,
             train_cfg=cfg.train_cfg,
             train_dataloader=train,
             default_hooks=cfg.get("default_hooks"),
             resume=(place / "last_checkpoint").exists(),
-            launcher="pytorch" if dist.is_available() and dist.is_initialized() else "none",
+            launcher="pytorch" if several else "none",
             **given,
         )
         watch = Watch(work)
