@@ -16,7 +16,7 @@ from compress.checkpoint import State
 from compress.display import Display
 from compress.engine import Engine
 from compress.fields import Length, Training
-from compress.finetune import Tuning, _matched, finetune, recalibrate_
+from compress.finetune import Tuning, finetune, matched, recalibrate_
 from compress.optimise import optimiser, rate, set_rate
 from compress.recipe import Finetune
 
@@ -114,7 +114,7 @@ def test_feature_that_cannot_be_matched_is_named() -> None:
     ):
         work.step(first())
     with pytest.raises(ValueError, match=r"in the compact one, and it is not plain which of its features were kept"):
-        _matched("stage1", torch.randn(2, 3, 4, 4), torch.randn(2, 5, 4, 4))
+        matched("stage1", torch.randn(2, 3, 4, 4), torch.randn(2, 5, 4, 4))
 
 
 def test_best_weights_on_validation_are_kept() -> None:
