@@ -47,10 +47,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "darts1, fixed": PAIRED | FIXED | {"method": "darts1", "gamma": 1e-3},
     "milenas, fixed": PAIRED | FIXED | {"method": "milenas", "gamma": 1e-3},
     "rarts, fixed": PAIRED | FIXED | {"method": "rarts", "gamma": 1e-3},
+    "bayesnas, fixed": JOINT | {"method": "bayesnas", "gamma": 1e-2, "penalty": "macs"},
     "netslim, auto": JOINT | {"method": "netslim"},
     "darts1, auto": PAIRED | {"method": "darts1"},
     "milenas, auto": PAIRED | {"method": "milenas"},
     "rarts, auto": PAIRED | {"method": "rarts"},
+    "bayesnas, auto": JOINT | {"method": "bayesnas"},
 }
 MORE = {"magnitude, all steps": SEARCH, "taylor, all steps": SEARCH - 50}  # steps that go to fine-tuning instead
 

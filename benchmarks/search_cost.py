@@ -1,6 +1,6 @@
 """What a search costs: time per training sample and peak memory, relative to a plain training loop.
 
-    python -m benchmarks.search_cost [--repeats 15] [--threads 1]
+    python -m benchmarks.search_cost [--repeats 15] [--threads 1] [--only curvature]
 
 CIFAR ResNet-20 with batches of 128, and a small ViT. The plain loop is written directly in PyTorch. Times are medians
 over steps that are taken in turn; a step on a pair of batches counts for its two batches. Memory is the most that
@@ -14,6 +14,7 @@ import copy
 import gc
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -26,16 +27,20 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import compress
+from compress.curvature import Curvature, Kind
 from compress.display import Display
+from compress.gates import attach_, fold_
 from compress.groups import Groups
 from compress.line import Line
 from compress.recipe import Recipe
 from compress.search import Job, search_class
+from compress.search.bayesnas import SHARE
 from compress.shell import shell
 
-from . import results
-from .models import CifarResNet
+from . import data, results
+from .models import CifarResNet, cifar_resnet
 
+EPOCH = 50000  # images, of CIFAR-10
 BARS = {"netslim": (1.05, 1.02), "rarts exact": (1.75, None), "rarts fused": (1.10, None)}
 FIXED = {"gamma": 1e-4}
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -47,6 +52,8 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "darts1": {"method": "darts1", **FIXED},
     "darts2": {"method": "darts2", **FIXED},
     "milenas": {"method": "milenas", **FIXED},
+    "bayesnas": {"method": "bayesnas", "gamma": 1e-2},
+    "bayesnas auto": {"method": "bayesnas"},
 }
 Step = Callable[[], int]  # makes a step, and returns how many batches it was
 
@@ -136,13 +143,78 @@ def measure(make: Callable[[], tuple[nn.Module, Tensor]], repeats: int) -> list[
     return rows
 
 
+def curvature(repeats: int, folder: Path) -> dict[str, Any]:
+    """What bayesnas's curvature takes of the epoch that it closes, and how well few samples rank the dimensions.
+
+    On a trained ResNet-20 and real images. The full ranking is that of all 8192 images; the sub-sampled one is as in
+    a search: 5 % of an epoch of 50000.
+    """
+    model = cifar_resnet("resnet20", folder)
+    x, y = data.cifar10(folder, "train", 8192)
+    groups = compress.find_groups(model.eval(), x[:1])
+    scores, task = attach_(model, groups), compress.Classification()
+
+    def sampled(index: Tensor, kind: Kind = "auto") -> tuple[Tensor, float]:
+        found, start = Curvature(model, groups, scores, kind), time.perf_counter()
+        found.add_(task, (x[index], y[index]), len(index))
+        return torch.cat(list(found.mean()[0].values())), time.perf_counter() - start
+
+    torch.manual_seed(0)
+    count = round(SHARE * EPOCH)
+    full = sampled(torch.arange(len(x)))[0]
+    halves = [sampled(part)[0] for part in torch.randperm(len(x)).chunk(2)]
+    few = [sampled(torch.randperm(len(x))[:count]) for _ in range(3)]
+    rough = sampled(torch.randperm(len(x))[:count], "paper")[0]
+
+    def training() -> Step:
+        return plain(copy.deepcopy(fold_(copy.deepcopy(model))).train(), x[:128], y[:128])
+
+    def looking() -> Step:
+        mine = Curvature(model, groups, scores, "auto")
+
+        def step() -> int:
+            mine.add_(task, (x[:128], y[:128]), 32)
+            return 1
+
+        return step
+
+    seconds, step = [], training()
+    for _ in range(repeats + 2):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    epoch = median(seconds[2:]) * EPOCH / 128
+    return {
+        "samples": count,
+        "spearman": [spearman(v, full) for v, _ in few],
+        "spearman_of_halves": spearman(*halves),
+        "spearman_paper": spearman(rough, full),
+        "ratio_paper": float((rough / full.clamp_min(1e-30)).median()),
+        "part_of_epoch": median(t for _, t in few) / epoch,
+        "memory": peak(looking) / peak(training),
+    }
+
+
+def spearman(a: Tensor, b: Tensor) -> float:
+    ranks = torch.stack([v.argsort().argsort().double() for v in (a, b)])
+    return float(torch.corrcoef(ranks)[0, 1])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--only", choices=["curvature", "searches"], default=None)
+    data.add_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    found = {}
+    if options.only != "searches":
+        row = curvature(options.repeats, options.data)
+        print("curvature of the scores:", row, flush=True)
+        results.save("search_cost", results.load("search_cost") | {"curvature": row})
+    if options.only == "curvature":
+        return
+    known, found = results.load("search_cost").get("curvature"), {}
     for name, make in (("resnet20, batch 128", resnet), ("vit 192 x 6, batch 64", vit)):
         found[name] = measure(make, options.repeats)
         table = Table("search", "ms per sample", "time", "quartiles", "memory", "bars (time, memory)", title=name)
@@ -158,7 +230,8 @@ def main() -> None:
                 ", ".join("-" if b is None else f"{b}" for b in bar),
             )
         results.console().print(table)
-        results.save("search_cost", {"threads": options.threads, "repeats": options.repeats, "networks": found})
+        told = {"threads": options.threads, "repeats": options.repeats, "networks": found, "curvature": known}
+        results.save("search_cost", told)
 
 
 if __name__ == "__main__":

@@ -121,6 +121,28 @@ class Curvature:
         return found
 
 
+def sound(h: Tensor, clamped: Tensor) -> Tensor:
+    """A curvature that can be used: negative is none, and what is no number is as large as the largest there is.
+
+    How many of either there were is added to the two numbers of `clamped`.
+    """
+    wrong = ~torch.isfinite(h)
+    clamped += torch.stack([(h < 0).sum(), wrong.sum()])
+    known = torch.where(wrong, torch.zeros_like(h), h).clamp_min(0)
+    return torch.where(wrong, known.max().clamp_min(1), known)
+
+
+def told(clamped: Tensor, what: str) -> list[str]:
+    """What a report says of it."""
+    negative, wrong = (int(n) for n in clamped)
+    if not negative and not wrong:
+        return []
+    return [
+        f"curvature of the {what}: {negative} values were negative and taken as zero, {wrong} were no finite numbers "
+        "and taken as the largest of their group: look for NaN in the data, or lower the learning rate"
+    ]
+
+
 def bent_loss(
     model: nn.Module, task: Any, batch: Any, draws: bool, distill: Teaching | None = None, taught: Any = None
 ) -> Tensor:

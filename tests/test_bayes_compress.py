@@ -58,6 +58,19 @@ def test_row_and_column_wise_rules_of_table_s3_by_hand() -> None:
             assert float(made.omega[f][place]) == pytest.approx(float(alpha.sum().sqrt()), rel=1e-10)
 
 
+def test_group_that_no_data_bend_goes_and_leaves_numbers() -> None:
+    """An input that is always zero has no curvature, and no weight omega either."""
+    made, h = layer("channel")
+    h[:, 1] = 0
+    for _ in range(3):
+        made.update_(h * 1e4, prune=True)
+        made.shrink_(1e-3)
+        assert torch.isfinite(made.weight).all()
+        assert all(torch.isfinite(v).all() for v in made.tensors())
+    assert not made.weight[:, 1].any()
+    assert made.weight[:, [0, 2]].any()
+
+
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_groups_of_a_structure_are_the_slices_that_the_table_names(structure: str) -> None:
     made, _ = layer(structure)
@@ -238,3 +251,17 @@ def test_task_without_draws_gets_the_empirical_fisher_and_a_teacher_has_to_be_th
     taught: Any = cls(cls.Config.model_validate(settings | {"distill": {}}), Job(model, groups, Plain(), 9))
     with pytest.raises(ValueError, match="there is no dense model to learn from"):
         taught.step(batch)
+
+
+def test_curvature_that_is_no_number_takes_nothing_away_and_is_told() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    groups, cls = compress.find_groups(model, torch.randn(2, 6).double()), search_class("bayes_compress")
+    settings = {"method": "bayes_compress", "epochs": 1, "structure": "channel", "gamma": 1e-9}
+    search: Any = cls(cls.Config.model_validate(settings), Job(model, groups, Plain(), 1, line=lambda *_: {}))
+    search.count.add_(1)
+    search.layers["2.weight"].bent.fill_(2.0)[:, 0] = math.nan
+    search.layers["0.weight"].bent.fill_(2.0)
+    search._update()
+    assert bool((search.importance()["0"] > 0).all())
+    assert "0 values were negative and taken as zero, 3 were no finite numbers" in search.notes()[1]

@@ -330,6 +330,23 @@ def test_samples_are_taken_at_the_end_of_an_iteration_and_are_so_many() -> None:
     assert seen == [0] * 6 + [5, 0] + [0] * 6 + [5, 0], "two of eight steps; the sums are cleared when they were used"
 
 
+def test_half_of_a_group_stays_for_another_iteration_unless_it_is_worth_next_to_nothing() -> None:
+    search = started(4)
+    for gamma, worth in zip(search.evidence.gamma.values(), search.evidence.worth.values(), strict=True):
+        gamma.zero_()
+        worth.copy_(torch.arange(len(worth)) + 1.0)
+    units = {name: torch.tensor(10.0).double() for name in search.dead}
+    search._prune(units)
+    assert search.dead["0"].tolist() == [1, 1, 1, 0, 0]
+    search._prune(units)
+    assert search.dead["0"].tolist() == [1, 1, 1, 1, 0]
+    assert search.dead["2"].tolist() == [1, 1, 1, 0]
+    search.evidence.gamma["2"].fill_(1)
+    search.evidence.worth["0"].mul_(1e-2)
+    search._prune(units)
+    assert search.dead["0"].tolist() == [1] * 5
+
+
 def test_weights_of_the_penalty_follow_the_evidence() -> None:
     search = started(4, iterations=1, penalty="macs")
     base = [p.clone() for p in search.penalty.prices]

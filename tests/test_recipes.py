@@ -48,9 +48,17 @@ def _vit() -> nn.Module:
     return torchvision.models.VisionTransformer(32, 8, 2, 4, 64, 128, num_classes=10)
 
 
+def _lenet() -> nn.Module:
+    from benchmarks.lenet import LeNet5
+
+    return LeNet5()
+
+
 RUNS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "magnitude_half": (_cifar, (3, 32, 32), 10),
     "quickstart": (_digits, (1, 8, 8), 10),
+    "lenet5_bayes_compress": (_lenet, (1, 28, 28), 10),
+    "resnet_cifar_bayesnas": (_cifar, (3, 32, 32), 10),
     "resnet_cifar_netslim": (_cifar, (3, 32, 32), 10),
     "mobilenetv2_netslim": (lambda: torchvision.models.mobilenet_v2(num_classes=10), (3, 64, 64), 10),
     "mobilenetv2_rarts_auto": (lambda: torchvision.models.mobilenet_v2(num_classes=10), (3, 64, 64), 10),

@@ -13,9 +13,9 @@ and at the end of each outer iteration, one an epoch, with the curvature H of th
 
 The algorithm says that unimportant groups are pruned, and not which; the entropy of a weight's prior is below zero
 almost whatever it does. Here a group goes where zero minimises (B.0.1) with the loss as a quadratic around the weights,
-||H W_g||_2 <= omega_g. The importance of a dimension is the next gamma_g, ||W_g||_2 / omega_g with W_g at that minimum,
-of the filters that write it (`filter`) or of the columns that read it (`channel`). Kernels whose outer rows or columns
-are zero are cut; all else is left as zeros.
+||H W_g||_2 <= omega_g, and at most half of a layer's in an iteration. The importance of a dimension is the next
+gamma_g, ||W_g||_2 / omega_g with W_g at that minimum, of the filters that write it (`filter`) or of the columns that
+read it (`channel`). Kernels whose outer rows or columns are zero are cut; all else is left as zeros.
 
 H is the square of gradients of random losses (curvature.py), of all weights at once: in a sum over a group the noise of
 single weights is small. Where the task cannot draw, it is the empirical Fisher.
@@ -30,7 +30,7 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
-from ..curvature import CHUNK, bent_loss, pieces
+from ..curvature import CHUNK, bent_loss, pieces, sound, told
 from ..fields import Positive, Teaching, Training
 from ..kernels import spans
 from ..optimise import optimiser, rate, set_rate
@@ -91,6 +91,17 @@ class Layer:
             norm = over(four.square(), f).sqrt()
             four.mul_((1 - step * self.omega[f] / norm.clamp_min(1e-30)).clamp_min(0) * self.alive[f])
 
+    def _going(self, family: str, rest: Tensor, force: Tensor) -> Tensor:
+        """1 where a group goes: where zero is best, but the better half of a family stays for another iteration.
+
+        The quadratic takes groups one by one, and of several that do the same thing each looks useless.
+        """
+        living = self.alive[family] > 0
+        worth = torch.where(living, force / self.omega[family].clamp_min(1e-30), torch.inf)
+        most = max(1, int(living.sum()) // 2)
+        line = worth.flatten().kthvalue(most).values
+        return ((rest == 0) & ((worth <= line) | (force == 0))).to(rest.dtype)
+
     def norm(self) -> Tensor:
         """sum omega ||W||."""
         four = as_four(self.weight.detach())
@@ -107,14 +118,14 @@ class Layer:
         """(B.0.2)-(B.0.5), for curvatures over lambda; then what zero is best for goes."""
         w, h = as_four(self.weight.data), as_four(h)
         for f in self.families:
-            gamma = over(w.square(), f).sqrt() / self.omega[f]
+            gamma = over(w.square(), f).sqrt() / self.omega[f].clamp_min(1e-30)
             alpha = h / (1 + gamma * h)  # 1 / gamma - C / gamma^2
             self.omega[f].copy_(over(alpha, f).sqrt())
             force = over((h * w).square(), f).sqrt()
-            rest = (1 - self.omega[f] / force.clamp_min(1e-30)).clamp_min(0)
+            rest = (1 - self.omega[f] / force.clamp_min(1e-30)).clamp_min(0) * (force > 0)
             self.gamma[f].copy_(rest * over(w.square(), f).sqrt() / self.omega[f].clamp_min(1e-30))
             if prune:
-                self.alive[f].mul_(rest > 0)
+                self.alive[f].mul_(1 - self._going(f, rest, force))
         if prune:
             self.shrink_(0.0)
 
@@ -138,6 +149,7 @@ class BayesCompress(Search):
         self.optimizer = optimiser(config, self.weights)
         self.optimizers = [self.optimizer]
         self.count, self.start = (self.weights[0].detach().new_zeros(()) for _ in range(2))
+        self.clamped = self.count.new_zeros(2)  # curvatures so far that were negative, or no numbers
         self.rounds = config.iterations or (max(1, round(job.steps / job.epoch)) if job.epoch else 1)
         self.period = math.ceil(job.steps / self.rounds)
         self.closing = max(1, round(CLOSING * self.period))
@@ -201,11 +213,16 @@ class BayesCompress(Search):
         cut = self.kernels()
         small = [f"{n.removesuffix('.weight')} {'x'.join(map(str, _size(self.layers[n].weight, cut[n])))}" for n in cut]
         kind = "Gauss-Newton, by random signs" if self.draws else "empirical Fisher"
-        return [f"curvature of the weights: {kind}"] + [f"smaller kernels: {', '.join(small)}"] * bool(small)
+        said = [f"curvature of the weights: {kind}", *told(self.clamped, "weights")]
+        return said + [f"smaller kernels: {', '.join(small)}"] * bool(small)
 
     def state(self) -> dict[str, Tensor]:
         tensors = [t for layer in self.layers.values() for t in layer.tensors()]
-        return {f"layer{i}": t for i, t in enumerate(tensors)} | {"count": self.count, "start": self.start}
+        return {f"layer{i}": t for i, t in enumerate(tensors)} | {
+            "count": self.count,
+            "start": self.start,
+            "clamped": self.clamped,
+        }
 
     def _look(self, batch: Any) -> None:
         """Take samples where it is time, and end the outer iteration where it ends."""
@@ -242,7 +259,7 @@ class BayesCompress(Search):
         """
         averaged_([self.count, *(layer.bent for layer in self.layers.values())])
         for layer in self.layers.values():
-            h = (layer.bent / self.count.clamp_min(1) / self.config.gamma).nan_to_num(0, 0, 0)
+            h = sound(layer.bent / self.count, self.clamped) / self.config.gamma
             layer.update_(h, prune=self.job.line is None)
             layer.bent.zero_()
         self.count.zero_()

@@ -8,7 +8,8 @@ score of a dimension in place of that of an edge. Weights and scores are trained
 where `gamma` is the paper's sparsity intensity lambda_w, proximal steps reach zero, and weight decay is the recipe's.
 At the end of each outer iteration, one an epoch, the curvature of the scores is taken on a few samples (curvature.py)
 and the variances of the priors, which are the importance, are found anew (evidence.py). With `budget: auto` a dimension
-with ln(2 pi e variance) / 2 <= 0 goes there and then; with a budget, the budget decides by the variances.
+with ln(2 pi e variance) / 2 <= 0 goes there and then, half of a group in an iteration unless all is worth nothing; with
+a budget, the budget decides by the variances.
 
 With `gamma: auto` there is no l1 but the pull of the other searches (pull.py), on what has the least evidence: the line
 is drawn by w'^2 H per cost, of which the variance is a rising function, and the curvature is a running mean.
@@ -17,14 +18,14 @@ is drawn by w'^2 H per cost, of which the variance is a rising function, and the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ..curvature import Curvature, Kind, pieces
+from ..curvature import Curvature, Kind, pieces, told
 from . import Job, Ranking, register_search
 from .evidence import Evidence, predecessors
 from .penalty import Penalty, Places, prices
@@ -34,6 +35,7 @@ from .scored import Scored, ScoredConfig
 CLOSING = 0.25  # part of an outer iteration at whose end samples are taken
 LEAST = 1e-12  # that a dimension is to be worth
 LEAST_SAMPLES = 128
+SURELY = 0.01  # of lambda: a dimension that is worth less goes with however many others
 SHARE = 0.05  # of the samples of an outer iteration, on which the curvature is taken
 MEMORY = 0.8  # of the running mean of the curvature, from look to look
 
@@ -158,17 +160,10 @@ class Bayesnas(Scored):
         return dict(zip(self.evidence.scores, self.evidence.switch.tolist(), strict=True))
 
     def notes(self) -> list[str]:
-        negative, wrong = (int(n) for n in self.evidence.clamped)
         kind = "Gauss-Newton, by random signs" if self.curvature.draws(self.job.task) else "empirical Fisher"
         if self.config.hessian == "paper":
             kind = f"the paper's estimate for {len(self.curvature.layers)} of {len(self.places)} groups, else {kind}"
-        said = [f"curvature of the scores: {kind}"]
-        if negative or wrong:
-            said.append(
-                f"curvature of the scores: {negative} values were negative and taken as zero, {wrong} were no finite "
-                "numbers and taken as the largest of their group: look for NaN in the data, or lower the learning rate"
-            )
-        return said
+        return [f"curvature of the scores: {kind}", *told(self.evidence.clamped, "scores")]
 
     def state(self) -> dict[str, Tensor]:
         tables = {"slope": self.slopes, "mean": self.means, "dead": self.dead, "price": self.prices}
@@ -219,7 +214,8 @@ class Bayesnas(Scored):
         part = 0.0 if self.config.gamma == "auto" else float(self.seen) / self.period  # of the data of an iteration
         noise = max(0.0, 1 - part) / float(self.images)
         self.evidence.weigh_(w, g, h, noise)
-        self.evidence.update_(w, g, switches, self._units(), noise)
+        units = self._units()
+        self.evidence.update_(w, g, switches, units, noise)
         for tensor in sums:
             tensor.mul_(MEMORY if self.config.gamma == "auto" else 0)
         if isinstance(self.penalty, Penalty):
@@ -227,7 +223,7 @@ class Bayesnas(Scored):
             for price, base, omega in of_each:
                 price.copy_(base * omega)
             if self.job.line is None:
-                self._prune()
+                self._prune(units)
 
     def _units(self) -> dict[str, Tensor]:
         """lambda of each group: gamma times its price; with `gamma: auto`, what is above the line is just worth it."""
@@ -238,13 +234,20 @@ class Bayesnas(Scored):
             strength = torch.cat([torch.where(low > 0, torch.inf, v / p) for v, p, low in each]).min()
         return {name: (strength.to(p) * p[0]).clamp_min(LEAST) for name, p in self.prices.items()}
 
-    def _prune(self) -> None:
-        """
+    def _prune(self, units: Mapping[str, Tensor]) -> None:
+        """What has no entropy goes, but the better half of a group stays for another iteration.
+
+        Evidence takes dimensions one by one, and of several that do the same thing each looks useless. A group whose
+        switch is off goes at once, and so does what is worth next to nothing (SURELY of what it should be).
+
         Raises:
             ValueError: nothing would be left.
         """
-        for name, dead in self.evidence.dead().items():
-            self.dead[name][dead] = 1
+        for i, (name, dead) in enumerate(self.evidence.dead().items()):
+            worth, living = self.evidence.worth[name], self.dead[name] == 0
+            off = not bool(living.any()) or not bool(self.evidence.switch[i])
+            middle = worth.max() if off else worth[living].median()
+            self.dead[name][dead & ((worth <= middle) | (worth < SURELY * units[name]))] = 1
         if all(bool(dead.all()) for dead in self.dead.values()):
             raise ValueError(
                 f"gamma: {self.config.gamma:g} leaves nothing: no dimension is worth so much. With gamma "

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from ..curvature import sound
 from ..groups import Groups
 from .penalty import soft_threshold
 
@@ -98,7 +99,7 @@ class Evidence:
         rises by without it. `noise` times the curvature is the variance of a gradient, as that of a likelihood is.
         """
         for name, bent in self.bent.items():
-            bent.copy_(self._sound(h[name]))
+            bent.copy_(sound(h[name], self.clamped))
             self.slope[name].copy_(sure(g[name], bent, noise))
             self.worth[name].copy_(newton(w[name], self.slope[name], bent).square() * bent)
 
@@ -107,7 +108,7 @@ class Evidence:
         """(17)-(20), with the curvatures of the switches; `units` has lambda by group."""
         s: dict[str, Tensor] = {}
         for i, (name, bent) in enumerate(self.bent.items()):
-            unit, whole = units[name], self._sound(switches[i])
+            unit, whole = units[name], sound(switches[i], self.clamped)
             omega, own = evidence(w[name], self.slope[name] / unit, bent / unit, self.gamma[name])
             self.omega[name].copy_(omega)
             slope = sure((w[name] * g[name]).sum(), whole, noise)
@@ -117,13 +118,6 @@ class Evidence:
         for name, own in s.items():
             feeding = [s[other].sum() for other in self.before[name]]
             self.gamma[name].copy_(together(torch.stack(feeding).sum(), own) if feeding else own)
-
-    def _sound(self, h: Tensor) -> Tensor:
-        """A curvature that can be used: negative is none, and what is no number is as large as the largest."""
-        wrong = ~torch.isfinite(h)
-        self.clamped += torch.stack([(h < 0).sum(), wrong.sum()])
-        known = torch.where(wrong, torch.zeros_like(h), h).clamp_min(0)
-        return torch.where(wrong, known.max().clamp_min(1), known)
 
     def dead(self) -> dict[str, Tensor]:
         """Where the prior's entropy is not above zero."""
