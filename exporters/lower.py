@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .call import Call, ExportError, Flat
 
@@ -57,7 +58,10 @@ def lower(
         )
     outputs = Flat(model, call).outputs()
     flat = Flat(model, call, half)
-    with quiet():
+    with (
+        quiet(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # others lay their results out in ways that views cannot be taken of later
         program = _followed(flat, call, dynamic_batch, dynamic_size)
         translated = _translated(program, len(call.names), len(outputs), opset)
         proto = translated.model_proto
@@ -132,7 +136,8 @@ def _translated(program: torch.export.ExportedProgram, inputs: int, outputs: int
         text = "\n".join(str(e) for e in _chain(error))
         found = re.search(r"translating node %(\w+) :.*?target=([\w.]+)", text)
         if found is None:
-            raise ExportError(f"torch.onnx does not translate the model: {text.splitlines()[0]}") from error
+            why = str(list(_chain(error))[-1]).strip().splitlines()[0]
+            raise ExportError(f"torch.onnx does not translate the model: {why}") from error
         name, operator = found[1], re.sub(r"^torch\.ops\.|\.default$", "", found[2])
         raise ExportError(
             f"{_module_with(program, name, operator)}: the operator {operator} has no translation to ONNX. Write that "

@@ -23,7 +23,7 @@ from compress.recipe import Timing
 from compress.slicing import slice_
 
 BRIEF = Timing(repeats=3)
-BUNDLE = 10
+BUNDLE = 20
 NOT_A_GRAPH = {"data_dependent_control_flow"}  # refused, as test_onnx_gate.py has it
 
 
@@ -82,7 +82,9 @@ def test_cut_networks_and_their_files_agree_on_any_batch(names: tuple[str, ...],
     agree(model, path, *(example(first, seed, torch.float32, batch) for seed, batch in enumerate((1, 3, 5))))
 
 
-@pytest.mark.parametrize("name", ("timm vit", "timm swin", "torchvision vit", "torchvision swin", "torch encoder"))
+@pytest.mark.parametrize(
+    "name", ("timm vit", "timm swin", "timm beit", "torchvision vit", "torchvision swin", "torch encoder")
+)
 def test_cut_transformers_in_their_compact_forms_and_their_files_agree(name: str, tmp_path: Path) -> None:
     model, x = family(name)
     groups = compress.find_groups(model, x, BOTH)
