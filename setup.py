@@ -5,7 +5,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ONNX = ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3", "onnxslim>=0.1.48"]
-# mmcv is the user's own: compiled, or the `mmdet-lite` extra's. mmengine imports pkg_resources, which setuptools 82 lacks.
+# mmcv is the user's own: compiled, or the `mmdet-lite` extra's. mmengine needs pkg_resources, gone in setuptools 82.
 MMDET = ["mmdet>=3.3", "mmengine>=0.10.7", "setuptools<82"]
 MMDET_LITE = [*MMDET, "mmcv-lite>=2.0.0rc4,<2.2"]
 DEV = [

@@ -14,12 +14,13 @@ from case import build, example, groups_of, random_keep, tensors_of
 from cases import CASES
 from test_attention import BOTH, family, some
 from torch import Tensor, nn
+from torchvision.models import resnet
 
 import compress
 from compress import Plan
 from compress.exporters import onnx as exporter
 from compress.quickstart import Network
-from compress.recipe import Timing
+from compress.recipe import Target, Timing
 from compress.slicing import slice_
 
 BRIEF = Timing(repeats=3)
@@ -123,7 +124,16 @@ def _small() -> nn.Module:
     return Network(8).eval()
 
 
-EXTRA: dict[str, Callable[[], nn.Module]] = {  # a network with a removed residual branch has its place here
+def _two_branches_less() -> nn.Module:
+    torch.manual_seed(0)
+    model = resnet.ResNet(resnet.BasicBlock, [2, 2, 1, 1], num_classes=5).eval()
+    model.conv1 = nn.Conv2d(1, 64, 3, 2, 1)
+    groups = compress.find_groups(model, torch.randn(1, 1, 12, 12), Target(branches=True))
+    return Plan.build(model, groups, {name: [] for name in [*groups.branches][:2]}).apply_(model)
+
+
+EXTRA: dict[str, Callable[[], nn.Module]] = {
+    "two residual branches less": _two_branches_less,
     "half of the MACs": lambda: (
         compress.prune(
             _small(), {"budget": {"macs": "50%"}}, example_inputs=torch.randn(1, 1, 12, 12), quiet=True
