@@ -146,7 +146,7 @@ EXTRA: dict[str, Callable[[], nn.Module]] = {
 def test_images_of_any_size_run_in_a_file_that_was_exported_for_them(name: str, tmp_path: Path) -> None:
     model, path = EXTRA[name](), tmp_path / "model.onnx"
     report = exporter.export(model, path, torch.randn(1, 1, 12, 12), dynamic_size=True, timing=BRIEF)
-    assert report.inputs == {"input": ["batch", 1, "height", "width"]}
+    assert [*report.inputs.values()] == [["batch", 1, "height", "width"]]
     assert {d["inputs"] for d in report.differences} >= {"example in a batch of 7 of 17x15"}
     agree(model, path, torch.randn(2, 1, 31, 9))
 
