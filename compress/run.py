@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -32,6 +31,7 @@ from .plan import Plan
 from .preflight import NotReady, Ready, make_ready
 from .processes import agree_, agreed, rank
 from .recipe import Budget, Recipe
+from .remarks import gone_to_zero, zeros
 from .report import Report, machine
 from .search import Job, Search, search_class
 from .shell import shell
@@ -199,7 +199,7 @@ class Run:
                 keep = choose(groups, importance, recipe.budget, target, limit=limit, **common)
         keep, notes = agreed((keep, notes))
         if hasattr(recipe.search, "gamma"):
-            notes = [*notes, *self._gone_to_zero(importance, keep)]
+            notes = [*notes, *gone_to_zero(recipe, importance, keep)]
         self._write_down(groups, importance, keep, notes)
         return keep
 
@@ -214,7 +214,7 @@ class Run:
             self.plan = self.plan.then(plan)
             self.round += 1
             if hasattr(self.recipe.search, "structure"):
-                self._note(_zeros(self.compact))
+                self._note(zeros(self.compact))
             if self._kernels and self.report is not None:  # which the costs of widths know nothing about
                 cost = find_groups(self.compact, self.ready.example_inputs, self.recipe.target).cost
                 self.report.pruned.macs = int(cost.macs(cost.widths))
@@ -320,25 +320,6 @@ class Run:
         share, rest = divmod(total, self.recipe.steps)
         return max(1, share + (self.round < rest)) if total else 0
 
-    def _gone_to_zero(self, importance: dict[str, Tensor], keep: dict[str, Any]) -> list[str]:
-        """Groups in which the search left nothing, or a learned budget that leaves all; said at once, and noted."""
-        dead = [n for n, value in importance.items() if len(keep[n]) and not bool((value != 0).any())]
-        whole = all(bool((value != 0).all()) for value in importance.values())
-        if self.recipe.budget.auto and whole and not hasattr(self.recipe.search, "structure"):  # kernels may be cut
-            note = "no score came to zero, so nothing is cut: raise search.gamma, its learning rate or its length"
-            warnings.warn(note, stacklevel=2)
-            return [note]
-        if not dead:
-            return []
-        several = len(dead) > 1
-        note = (
-            f"every score of {', '.join(dead)} came to zero: {'they keep' if several else 'it keeps'} "
-            f"{', '.join(str(len(keep[name])) for name in dead)} dimension{'s' * (several or len(keep[dead[0]]) > 1)} "
-            f"(target.min_keep). Lower gamma or the learning rate if that is not what you want"
-        )
-        warnings.warn(note, stacklevel=2)
-        return [note]
-
     @property
     def _left(self) -> float:
         """The part of the dense network that this round may leave."""
@@ -404,15 +385,6 @@ class Run:
         self._resumed = None
         state.restore_(tensors, facts["state"])
         return facts
-
-
-def _zeros(model: nn.Module) -> str:
-    weights = [p.detach() for p in model.parameters() if p.ndim > 1]
-    zeros, total = sum(int((w == 0).sum()) for w in weights), sum(w.numel() for w in weights)
-    return (
-        f"{zeros} of {total} weights of the sliced network are zero: they save no time in dense layers, and "
-        "fine-tuning moves them"
-    )
 
 
 def _teacher(model: nn.Module, device: torch.device) -> nn.Module:
