@@ -13,12 +13,7 @@ measured on test images that no choice has seen. A run that was stopped goes on 
 
 from __future__ import annotations
 
-import argparse
-import multiprocessing
-from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -27,9 +22,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import compress
 
-from . import data, results
+from . import data, methods, results
 from .models import cifar_resnet
-from .ranking import Flipped
 
 BATCH, SEARCH, TUNE = 64, 200, 300  # batches that a search and a fine-tuning read
 TEACHER = {"temperature": 4, "weight": 8}
@@ -70,17 +64,17 @@ def recipe(name: str, seed: int) -> dict[str, Any]:
 
 def loaders(folder: Path, validate: bool) -> tuple[DataLoader[Any], DataLoader[Any]]:
     """Training batches with crops and flips, and 5000 images to measure on."""
-    train = Flipped(*data.cifar10(folder, "train", 20000))
+    train = data.Flipped(*data.cifar10(folder, "train", 20000))
     held = data.cifar10(folder, "train", 5000, 45000) if validate else data.cifar10(folder, "test", 5000)
     return DataLoader(train, BATCH, shuffle=True, drop_last=True), DataLoader(TensorDataset(*held), 500)
 
 
-def one(job: tuple[str, int, Path, bool]) -> dict[str, Any]:
+def one(job: methods.Job) -> methods.Row:
     """A whole pruning."""
-    name, seed, folder, validate = job
+    name, seed, options = job
     torch.set_num_threads(1)
-    train, val = loaders(folder, validate)
-    dense = cifar_resnet("resnet20", folder).to(memory_format=torch.channels_last)
+    train, val = loaders(options.data, options.validate)
+    dense = cifar_resnet("resnet20", options.data).to(memory_format=torch.channels_last)
     report = compress.prune(dense, recipe(name, seed), train=train, val=val, device="cpu", quiet=True).report
     return {
         "method": name,
@@ -93,28 +87,12 @@ def one(job: tuple[str, int, Path, bool]) -> dict[str, Any]:
     }
 
 
-def rows_of(options: argparse.Namespace, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """What is not yet known, as it comes."""
-    done = {(row["method"], row["seed"]) for row in known}
-    names = [name for name in METHODS if options.only in name]
-    wanted = [(name, seed) for seed, name in product(range(options.seeds), names) if (name, seed) not in done]
-    jobs = [(name, seed, options.data, options.validate) for name, seed in wanted]
-    with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
-        yield from pool.imap_unordered(one, jobs)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    data.add_option(parser)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--only", default="", help="methods whose name has this in it")
-    parser.add_argument("--validate", action="store_true", help="measure on training images, to choose settings")
-    options = parser.parse_args()
+    options = methods.options_of(__doc__, workers=2).parse_args()
     file = "cifar_validation" if options.validate else "cifar"
     rows: list[dict[str, Any]] = results.load(file).get("rows", [])
     settings = {"batch": BATCH, "search_batches": SEARCH, "finetune_batches": TUNE, "methods": METHODS, "more": MORE}
-    for row in rows_of(options, list(rows)):
+    for row in methods.rows_of(one, METHODS, options, list(rows)):
         rows.append(row)
         print(row, flush=True)
         results.save(file, settings | {"rows": rows})
@@ -122,15 +100,9 @@ def main() -> None:
     for name in METHODS:
         mine = [row for row in rows if row["method"] == name]
         if mine:
-            spent = [row["seconds"].get("search", 0) + row["seconds"].get("finetune", 0) for row in mine]
-            measured = [_mean([row[key] for row in mine]) for key in ("sliced", "tuned")]
-            table.add_row(name, *measured, str(len(mine)), f"{mean(spent):.0f}")
+            measured = [methods.percents([row[key] for row in mine]) for key in ("sliced", "tuned")]
+            table.add_row(name, *measured, str(len(mine)), methods.spent(mine))
     results.console().print(table)
-
-
-def _mean(values: list[float]) -> str:
-    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * mean(values):.1f}{spread}"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from .results import ROOT
 
@@ -29,3 +30,14 @@ def cifar10(data: Path, split: str, count: int, start: int = 0) -> tuple[Tensor,
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
     images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     return images, torch.from_numpy(label[start : start + count].astype(np.int64))
+
+
+class Flipped(TensorDataset):
+    """Padded crops and flips, drawn as each image is read."""
+
+    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
+        x, y = super().__getitem__(i)
+        x = torch.nn.functional.pad(x, (4, 4, 4, 4))
+        a, b, flip = (int(n) for n in torch.randint(0, 9, (3,)))
+        x = x[:, a : a + 32, b : b + 32]
+        return (x.flip(-1) if flip % 2 else x), y

@@ -6,10 +6,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 
@@ -122,3 +125,25 @@ def preresnet164(classes: int = 10) -> PreResNet:
 
 def preresnet164_cifar100() -> PreResNet:
     return PreResNet(164, 100)
+
+
+class Stem(nn.Module):
+    """Three convolutions of stride 2 in the place of the patches of a ViT: 16 tokens of an image of 32 x 32."""
+
+    def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int, **_: Any) -> None:
+        super().__init__()
+        self.num_patches = (img_size // patch_size) ** 2
+        widths = [in_chans, 24, 48, 96]
+        layers: list[nn.Module] = []
+        for inside, outside in pairwise(widths):
+            layers += [nn.Conv2d(inside, outside, 3, 2, 1, bias=False), nn.BatchNorm2d(outside), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], embed_dim, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).flatten(2).transpose(1, 2)
+
+
+def cifar_vit() -> VisionTransformer:
+    """timm's ViT, 128 wide with 6 blocks of 4 heads, for images of 32 x 32."""
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 6, "num_heads": 4, "num_classes": 10}
+    return VisionTransformer(**shape, class_token=False, global_pool="avg", embed_layer=Stem)

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from rich.table import Table
-from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import compress
@@ -41,17 +40,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "netslim": {"method": "netslim", "epochs": 1, "lr": 0.02, "gamma": 1e-4},
 }
 TARGETS = {"channels": {}, "channels + residual": {"residual": True}}
-
-
-class Flipped(TensorDataset):
-    """Padded crops and flips, drawn as each image is read."""
-
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        x, y = super().__getitem__(i)
-        x = torch.nn.functional.pad(x, (4, 4, 4, 4))
-        a, b, flip = (int(n) for n in torch.randint(0, 9, (3,)))
-        x = x[:, a : a + 32, b : b + 32]
-        return (x.flip(-1) if flip % 2 else x), y
 
 
 def one(
@@ -113,7 +101,7 @@ def main() -> None:
     parser.add_argument("--search", type=int, default=300)
     parser.add_argument("--finetune", type=int, default=200)
     options = parser.parse_args()
-    train = DataLoader(Flipped(*data.cifar10(options.data, "train", 20000)), 128, shuffle=True, drop_last=True)
+    train = DataLoader(data.Flipped(*data.cifar10(options.data, "train", 20000)), 128, shuffle=True, drop_last=True)
     val = DataLoader(TensorDataset(*data.cifar10(options.data, "test", 5000)), 500)
     task = compress.Classification(train, val)
     rows = []

@@ -1,10 +1,12 @@
 """What a search costs: time per training sample and peak memory, relative to a plain training loop.
 
-    python -m benchmarks.search_cost [--repeats 15] [--threads 1] [--only curvature]
+    python -m benchmarks.search_cost [--repeats 15] [--threads 1] [--network vit_s] [--only curvature]
 
-CIFAR ResNet-20 with batches of 128, and a small ViT. The plain loop is written directly in PyTorch. Times are medians
-over steps that are taken in turn; a step on a pair of batches counts for its two batches. Memory is the most that
-tensors hold at once, weights, gradients and optimiser state along, as torch's allocator reports it.
+CIFAR ResNet-20 with batches of 128, a small ViT, and ViT-S with the dimensions of attention and MLPs scored, by few
+searches only since its steps are long. What `--network` does not name keeps the results it has. The plain loop is
+written directly in PyTorch. Times are medians over steps that are taken in turn; a step on a pair of batches counts for
+its two batches. Memory is the most that tensors hold at once, weights, gradients and optimiser state along, as torch's
+allocator reports it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import copy
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,7 +35,7 @@ from compress.display import Display
 from compress.gates import attach_, fold_
 from compress.groups import Groups
 from compress.line import Line
-from compress.recipe import Recipe
+from compress.recipe import Recipe, Target
 from compress.search import Job, search_class
 from compress.search.bayesnas import SHARE
 from compress.shell import shell
@@ -41,7 +44,6 @@ from . import data, results
 from .models import CifarResNet, cifar_resnet
 
 EPOCH = 50000  # images, of CIFAR-10
-BARS = {"netslim": (1.05, 1.02), "rarts exact": (1.75, None), "rarts fused": (1.10, None)}
 FIXED = {"gamma": 1e-4}
 SEARCHES: dict[str, dict[str, Any]] = {
     "netslim": {"method": "netslim", **FIXED},
@@ -58,13 +60,42 @@ SEARCHES: dict[str, dict[str, Any]] = {
 Step = Callable[[], int]  # makes a step, and returns how many batches it was
 
 
-def resnet() -> tuple[nn.Module, Tensor]:
-    return CifarResNet(20), torch.randn(128, 3, 32, 32)
+@dataclass(frozen=True)
+class Network:
+    """What is trained, on how many images at once, what is scored, by which searches, and the bars (time, memory)."""
+
+    title: str
+    make: Callable[[], nn.Module]
+    batch: int
+    size: int = 32
+    target: dict[str, Any] = field(default_factory=dict)
+    searches: tuple[str, ...] = tuple(SEARCHES)
+    bars: dict[str, tuple[float, float | None]] = field(default_factory=dict)
 
 
-def vit() -> tuple[nn.Module, Tensor]:
-    kind = {"img_size": 32, "patch_size": 4, "embed_dim": 192, "depth": 6, "num_heads": 3, "num_classes": 10}
-    return timm.models.VisionTransformer(**kind), torch.randn(64, 3, 32, 32)
+def vit(size: int, patch: int, width: int, depth: int, heads: int) -> nn.Module:
+    kind = {"img_size": size, "patch_size": patch, "embed_dim": width, "depth": depth, "num_heads": heads}
+    return timm.models.VisionTransformer(**kind, num_classes=10)
+
+
+NETWORKS = {
+    "resnet20": Network(
+        "resnet20, batch 128",
+        lambda: CifarResNet(20),
+        128,
+        bars={"netslim": (1.05, 1.02), "rarts exact": (1.75, None), "rarts fused": (1.10, None)},
+    ),
+    "vit": Network("vit 192 x 6, batch 64", lambda: vit(32, 4, 192, 6, 3), 64),
+    "vit_s": Network(
+        "vit_small_patch16_224, attention and mlp, batch 8",
+        lambda: vit(224, 16, 384, 12, 6),
+        8,
+        224,
+        {"channels": False, "attention": True, "mlp": True},
+        ("netslim", "netslim auto", "rarts fused"),
+        {"netslim": (1.05, 1.02)},
+    ),
+}
 
 
 def plain(model: nn.Module, x: Tensor, y: Tensor) -> Step:
@@ -80,16 +111,17 @@ def plain(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return step
 
 
-def searching(name: str, model: nn.Module, groups: Groups, x: Tensor, y: Tensor) -> Step:
-    recipe = Recipe.load({"budget": {"macs": "50%"}, "search": {**SEARCHES[name], "epochs": "1000 steps"}})
+def searching(name: str, target: dict[str, Any], model: nn.Module, groups: Groups, x: Tensor, y: Tensor) -> Step:
+    search = {**SEARCHES[name], "epochs": "1000 steps"}
+    recipe = Recipe.load({"target": target, "budget": {"macs": "50%"}, "search": search})
     line = Line(recipe, groups, shell(model), model, x, None, 0, Display(quiet=True))
     job = Job(model, groups, compress.Classification(), 1000, line=line)
-    search = search_class(recipe.search.method)(recipe.search, job)
-    batch: Any = (x, y) if search.reads == 1 else ((x, y), (x.clone(), y.clone()))
+    mine = search_class(recipe.search.method)(recipe.search, job)
+    batch: Any = (x, y) if mine.reads == 1 else ((x, y), (x.clone(), y.clone()))
 
     def step() -> int:
-        search.step(batch)
-        return search.reads
+        mine.step(batch)
+        return mine.reads
 
     return step
 
@@ -105,18 +137,18 @@ def peak(make: Callable[[], Step]) -> int:
     return int(np.cumsum(held).max())
 
 
-def measure(make: Callable[[], tuple[nn.Module, Tensor]], repeats: int) -> list[dict[str, Any]]:
+def measure(network: Network, repeats: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
-    model, x = make()
+    model, x = network.make(), torch.randn(network.batch, 3, network.size, network.size)
     y = torch.randint(0, 10, (len(x),))
-    groups = compress.find_groups(model.eval(), x[:1])
+    groups = compress.find_groups(model.eval(), x[:1], Target(**network.target))
     model.train()
 
     def owner(name: str) -> Step:
         mine = copy.deepcopy(model)
-        return plain(mine, x, y) if name == "plain loop" else searching(name, mine, groups, x, y)
+        return plain(mine, x, y) if name == "plain loop" else searching(name, network.target, mine, groups, x, y)
 
-    names = ["plain loop", *SEARCHES]
+    names = ["plain loop", *network.searches]
     memory = {name: peak(lambda name=name: owner(name)) for name in names}  # type: ignore[misc]
     steps = {name: owner(name) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -205,33 +237,35 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=["curvature", "searches"], default=None)
+    parser.add_argument("--network", choices=[*NETWORKS], action="append", help="this one alone; may be given again")
     data.add_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if options.only != "searches":
+    if options.only != "searches" and not options.network:
         row = curvature(options.repeats, options.data)
         print("curvature of the scores:", row, flush=True)
         results.save("search_cost", results.load("search_cost") | {"curvature": row})
     if options.only == "curvature":
         return
-    known, found = results.load("search_cost").get("curvature"), {}
-    for name, make in (("resnet20, batch 128", resnet), ("vit 192 x 6, batch 64", vit)):
-        found[name] = measure(make, options.repeats)
-        table = Table("search", "ms per sample", "time", "quartiles", "memory", "bars (time, memory)", title=name)
-        for row in found[name]:
+    found: dict[str, Any] = results.load("search_cost").get("networks", {})
+    for name in options.network or NETWORKS:
+        network = NETWORKS[name]
+        rows = measure(network, options.repeats)
+        found[network.title] = {"threads": options.threads, "repeats": options.repeats, "rows": rows}
+        results.save("search_cost", results.load("search_cost") | {"networks": found})
+        table = Table("search", "ms per sample", "time", "quartiles", "memory", "bars (time, memory)")
+        table.title = network.title
+        for row in rows:
             low, high = row["time_quartiles"]
-            bar = BARS.get(row["search"], (None, None)) if make is resnet else (None, None)
             table.add_row(
                 row["search"],
                 f"{row['ms_per_sample']:.2f}",
                 f"{row['time']:.3f}",
                 f"{low:.3f} .. {high:.3f}",
                 f"{row['memory']:.3f}",
-                ", ".join("-" if b is None else f"{b}" for b in bar),
+                ", ".join("-" if b is None else f"{b}" for b in network.bars.get(row["search"], (None, None))),
             )
         results.console().print(table)
-        told = {"threads": options.threads, "repeats": options.repeats, "networks": found, "curvature": known}
-        results.save("search_cost", told)
 
 
 if __name__ == "__main__":
