@@ -32,7 +32,7 @@ from torch.profiler import ProfilerActivity, profile
 import compress
 from compress.curvature import Curvature, Kind
 from compress.display import Display
-from compress.gates import attach_, fold_
+from compress.gates import attach_
 from compress.groups import Groups
 from compress.line import Line
 from compress.recipe import Recipe, Target
@@ -199,7 +199,7 @@ def curvature(repeats: int, folder: Path) -> dict[str, Any]:
     rough = sampled(torch.randperm(len(x))[:count], "paper")[0]
 
     def training() -> Step:
-        return plain(copy.deepcopy(fold_(copy.deepcopy(model))).train(), x[:128], y[:128])
+        return plain(cifar_resnet("resnet20", folder).train(), x[:128], y[:128])
 
     def looking() -> Step:
         mine = Curvature(model, groups, scores, "auto")
@@ -210,19 +210,21 @@ def curvature(repeats: int, folder: Path) -> dict[str, Any]:
 
         return step
 
-    seconds, step = [], training()
-    for _ in range(repeats + 2):
+    step, parts = training(), []
+    for repeat in range(repeats + 2):  # in turn, as the machine may be busy
         start = time.perf_counter()
         step()
-        seconds.append(time.perf_counter() - start)
-    epoch = median(seconds[2:]) * EPOCH / 128
+        taken = time.perf_counter() - start
+        one = sampled(torch.arange(128))[1]
+        if repeat >= 2:
+            parts.append(one * count / (taken * EPOCH))
     return {
         "samples": count,
         "spearman": [spearman(v, full) for v, _ in few],
         "spearman_of_halves": spearman(*halves),
         "spearman_paper": spearman(rough, full),
         "ratio_paper": float((rough / full.clamp_min(1e-30)).median()),
-        "part_of_epoch": median(t for _, t in few) / epoch,
+        "part_of_epoch": median(parts),
         "memory": peak(looking) / peak(training),
     }
 
