@@ -179,6 +179,7 @@ def test_a_checkpoint_that_does_not_fit_names_the_keys(pictures: Path, tmp_path:
         ({"ema": 0.9}, r"finetune.ema: fine-tuning runs on mmengine's Runner; name an EMAHook"),
         ({"recalibrate": 2}, r"finetune.recalibrate: fine-tuning runs on mmengine's Runner, which has none"),
         ({"mixup": 0.5}, r"finetune.mixup: Detection has no `soften`"),
+        ({"distill": {"feature_weight": 2}}, r"feature_weight: feature maps are all that is distilled; say weight"),
         ({"distill": {"features": ["nek"]}}, r"the model has no module 'nek'; the nearest are neck"),
     ],
 )

@@ -124,7 +124,8 @@ def test_the_schedule_is_stretched_to_the_recipes_length() -> None:
     assert short.param_scheduler[0].end == 15
     assert (short.param_scheduler[1].milestones, short.param_scheduler[1].end) == ([20, 28], 30)
     assert not any(s.by_epoch for s in short.param_scheduler)
-    assert short.default_hooks.checkpoint == {"type": "CheckpointHook", "by_epoch": False, "interval": 10}
+    saves = short.default_hooks.checkpoint
+    assert (saves.by_epoch, saves.interval, saves.max_keep_ckpts) == (False, 10, 1)
     one = _settings({"epochs": "1 step"}, 1, param_scheduler={"type": "CosineAnnealingLR", "T_max": 12, "end": 12})
     assert (one.param_scheduler[0].T_max, one.param_scheduler[0].end) == (1, 1)
     assert _settings({"epochs": 1}, 10, param_scheduler=None).param_scheduler == []

@@ -123,6 +123,8 @@ class Detection:
             wrong.append("finetune.ema: fine-tuning runs on mmengine's Runner; name an EMAHook in the config's hooks")
         if config.recalibrate:
             wrong.append("finetune.recalibrate: fine-tuning runs on mmengine's Runner, which has none; leave it out")
+        if config.distill is not None and "feature_weight" in config.distill.model_fields_set:
+            wrong.append("finetune.distill.feature_weight: feature maps are all that is distilled; say weight instead")
         if self.train is not None and self.cfg.get("optim_wrapper") is None:
             wrong.append("config.optim_wrapper: fine-tuning takes the optimiser from the config, and it has none")
         return wrong

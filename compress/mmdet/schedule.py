@@ -23,17 +23,17 @@ def settings(cfg: Config, config: Finetune, total: int, per_epoch: int) -> Confi
     was = before.get("max_iters") or before.get("max_epochs", 0) * per_epoch or total
     every = before.get("val_interval", 1)
     whole = config.epochs.unit == "epochs" and config.epochs.count == int(config.epochs.count)
+    hooks = cfg.get("default_hooks") or {}
+    saves = {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 1, **(hooks.get("checkpoint") or {})}
     if whole and "max_iters" not in before:
         cfg.train_cfg = {"type": "EpochBasedTrainLoop", "max_epochs": int(config.epochs.count), "val_interval": every}
     else:
         whole = False
         every = min(total, every * (1 if "max_iters" in before else per_epoch))
         cfg.train_cfg = {"type": "IterBasedTrainLoop", "max_iters": total, "val_interval": every}
-        hooks = cfg.get("default_hooks") or {}
-        saves = {"type": "CheckpointHook", **(hooks.get("checkpoint") or {})}
         saves |= {"by_epoch": False, "interval": min(total, per_epoch)}
-        cfg.default_hooks = {**hooks, "checkpoint": saves}
         cfg.log_processor = {**cfg.get("log_processor", {}), "by_epoch": False}
+    cfg.default_hooks = {**hooks, "checkpoint": saves}
     if given & {"schedule", "warmup", "milestones"}:
         cfg.param_scheduler = _schedule(config, total)
     else:
