@@ -106,7 +106,22 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
         4,
     ),
     "timm xcit, class attention": (_timm("xcit_nano_12_p16_224", img_size=32, depth=1), 2),
-    "timm efficientvit": (_timm("efficientvit_m0", img_size=64), 27),
+    "timm efficientvit": (
+        lambda: (
+            timm.models.efficientvit_msra.EfficientVitMsra(
+                64,
+                embed_dim=(32, 48),
+                key_dim=(8, 8),
+                depth=(1, 1),
+                num_heads=(2, 2),
+                window_size=(4, 4),
+                kernels=(3, 3),
+                down_ops=(("", 1), ("subsample", 2)),
+            ),
+            torch.randn(2, 3, 64, 64),
+        ),
+        8,
+    ),
     "timm maxvit": (_timm("maxvit_pico_rw_256", img_size=64, depths=(1, 1), embed_dim=(32, 64)), 4),
     "timm mobilevit": (_timm("mobilevit_xxs", 64), 9),
     "torchvision vit": (
