@@ -227,7 +227,7 @@ def test_round_to_beyond_a_head_is_noted() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("method", ["netslim", "rarts", "taylor"])
+@pytest.mark.parametrize("method", ["netslim", "rarts", "taylor", "bayesnas"])
 def test_planted_useless_dimensions_of_heads_and_mlps_come_last(method: str, seed: int) -> None:
     """Labels come from a network in which two dimensions of every head and three hidden ones do nothing."""
     torch.manual_seed(seed)

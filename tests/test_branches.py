@@ -148,7 +148,7 @@ def test_what_begins_a_stream_is_no_branch() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("method", ["netslim", "rarts", "taylor"])
+@pytest.mark.parametrize("method", ["netslim", "rarts", "taylor", "bayesnas"])
 def test_planted_dead_branch_is_taken_out(method: str, seed: int, tmp_path: Path) -> None:
     torch.manual_seed(seed)
     truth = Net()
@@ -225,3 +225,25 @@ def test_attention_that_is_left_takes_its_input_by_name() -> None:
 def test_compensation_has_no_place_where_branches_go() -> None:
     with pytest.raises(compress.RecipeError, match="compensate: what is dropped has no reader where whole branches go"):
         compress.Recipe.load({"budget": {"macs": "50%"}, "compensate": True, "target": {"branches": True}})
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_evidence_alone_takes_a_dead_branch_out(seed: int) -> None:
+    """No budget: what has no evidence goes, and a branch without any goes altogether."""
+    torch.manual_seed(seed)
+    model, dead = Net(), int(torch.randint(3, ()))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * (0.3 if p.ndim < 2 else 1.5 / p[0].numel() ** 0.5))
+        model.branches[dead][0].bias.fill_(-30)
+        x = torch.randn(1024, 8)
+        y = model(x).argmax(-1)
+    recipe = {
+        "target": {"branches": True},
+        "budget": "auto",
+        "search": {"method": "bayesnas", "epochs": 4, "lr": 0.01, "gamma": 1e-3},
+        "timing": {"repeats": 3},
+    }
+    data = list(zip(x.split(64), y.split(64), strict=True))
+    plan = compress.prune(model, recipe, train=data, quiet=True).plan
+    assert [name for name, kept in plan.keep.items() if not kept] == [f"branches.{dead}.0"]

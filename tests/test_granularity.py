@@ -210,7 +210,7 @@ def test_words_survive_yaml_and_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("method", ["netslim", "rarts", "taylor"])
+@pytest.mark.parametrize("method", ["netslim", "rarts", "taylor", "bayesnas"])
 def test_planted_useless_head_comes_last(method: str, seed: int) -> None:
     """Labels come from a network in which one head of four is never read."""
     torch.manual_seed(seed)
