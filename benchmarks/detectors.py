@@ -1,0 +1,244 @@
+"""Cascade Mask R-CNN with Swin-T: what scores cost, how long groups take; a small one from end to end on COCO images.
+
+    python -m benchmarks.detectors cost [--repeats 5]
+    python -m benchmarks.detectors coco128 [--steps 120] [--data FOLDER]
+
+`cost` takes the full detector and one image. A training step samples 64 regions a stage and not 512, which leaves the
+backbone, where the scores stand, a larger part of the time than it has in practice. `coco128` trains a detector with
+one narrow block a stage from nothing: enough to go through everything with real images, not to measure AP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+import compress
+import compress.mmdet
+from compress.recipe import Recipe, Target
+from compress.search import Job, search_class
+
+from . import results
+from .data import add_option
+from .search_cost import Step, peak
+
+# isort: split
+from mmdet.apis import inference_detector, init_detector
+
+CONFIG = "cascade-mask-rcnn_swin-t-p4-w7_fpn_3x_coco"
+SIZE = (320, 480)
+TRAINING = {"optimizer": "adamw", "lr": 1e-4, "weight_decay": 0.05}
+NARROW = {"embed_dims": 48, "depths": [1, 1, 1, 1], "num_heads": [2, 4, 4, 8], "init_cfg": None, "drop_path_rate": 0.0}
+
+
+class Fed(compress.mmdet.Detection):
+    """The task of the config, without its data."""
+
+    def _loader(self, name: str) -> Any:
+        return None
+
+
+def batch() -> dict[str, Any]:
+    """One image with a few boxes and masks, as mmdet's loader gives it."""
+    from mmdet.structures import DetDataSample
+    from mmdet.structures.mask import BitmapMasks
+    from mmengine.structures import InstanceData
+
+    random = torch.Generator().manual_seed(0)
+    corner = torch.rand(6, 2, generator=random) * 200
+    boxes = torch.cat([corner, corner + 40 + 60 * torch.rand(6, 2, generator=random)], 1)
+    masks = torch.zeros(6, *SIZE, dtype=torch.uint8)
+    for mask, (left, top, right, low) in zip(masks, boxes.int().tolist(), strict=True):
+        mask[top:low, left:right] = 1
+    known = {"img_shape": SIZE, "ori_shape": SIZE, "scale_factor": (1.0, 1.0)}
+    found = InstanceData(bboxes=boxes, labels=torch.arange(6), masks=BitmapMasks(masks.numpy(), *SIZE))
+    sample = DetDataSample(metainfo=known, gt_instances=found, ignored_instances=InstanceData(bboxes=boxes[:0]))
+    return {
+        "inputs": [torch.randint(0, 256, (3, *SIZE), generator=random, dtype=torch.uint8)],
+        "data_samples": [sample],
+    }
+
+
+def cost(repeats: int) -> dict[str, Any]:
+    cfg = compress.mmdet.read(CONFIG, {"model.backbone.init_cfg": None})
+    for stage in cfg.model.train_cfg.rcnn:
+        stage.sampler.num = 64
+    torch.manual_seed(0)
+    detector, task, data = compress.mmdet.build(cfg), Fed(cfg), batch()
+    detector.eval()
+    inputs = task.inputs(data)
+    start = time.perf_counter()
+    with torch.no_grad():
+        detector(**inputs)
+    forward = time.perf_counter() - start
+    target = Target(channels=False, attention=True, mlp=True, include=("backbone",))
+    start = time.perf_counter()
+    groups = compress.find_groups(detector, inputs, target)
+    finding = time.perf_counter() - start
+    plan = compress.Plan.build(detector, groups, {g.name: range(int(0.6 * g.width)) for g in groups})
+    small = copy.deepcopy(detector)
+    start = time.perf_counter()
+    plan.apply_(small)
+    slicing = time.perf_counter() - start
+    del small
+
+    def plain() -> Step:
+        model = copy.deepcopy(detector)
+        model.train()
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-4, weight_decay=0.05)
+
+        def step() -> int:
+            optimizer.zero_grad()
+            task.loss(task.forward(model, data), data).backward()
+            optimizer.step()
+            return 1
+
+        return step
+
+    def scored() -> Step:
+        model = copy.deepcopy(detector)
+        search = {"method": "netslim", "epochs": "1000 steps", "gamma": 1e-4, **TRAINING}
+        config = Recipe.load({"budget": {"dims": "60%"}, "search": search}).search
+        found = search_class("netslim")(config, Job(model, groups, task, 1000))
+        model.train()
+
+        def step() -> int:
+            found.step(data)
+            return 1
+
+        return step
+
+    memory = {"plain": peak(plain), "netslim": peak(scored)}
+    steps, seconds = {"plain": plain(), "netslim": scored()}, {"plain": [], "netslim": []}
+    for repeat in range(repeats + 1):
+        for name, step in steps.items():
+            torch.manual_seed(repeat)  # the same regions are sampled
+            start = time.perf_counter()
+            step()
+            if repeat:
+                seconds[name].append(time.perf_counter() - start)
+    ratios = [a / b for a, b in zip(seconds["netslim"], seconds["plain"], strict=True)]
+    return {
+        "image": SIZE,
+        "forward_s": forward,
+        "groups_s": finding,
+        "slice_s": slicing,
+        "groups_and_slice_in_forwards": (finding + slicing) / forward,
+        "plain_step_s": median(seconds["plain"]),
+        "step_time": median(ratios),
+        "step_times": ratios,
+        "step_memory": memory["netslim"] / memory["plain"],
+        "peak_mb": {name: held / 2**20 for name, held in memory.items()},
+    }
+
+
+def small_config(folder: Path) -> Any:
+    """The shipped config, narrow, on coco128 at a longer side of 256."""
+    cfg = compress.mmdet.read(CONFIG, {"model.backbone": NARROW, "model.neck.in_channels": [48, 96, 192, 384]})
+    notes, resize = (
+        {"type": "LoadAnnotations", "with_bbox": True, "with_mask": True},
+        {"type": "Resize", "scale": (256, 256)},
+    )
+    load, keys = {"type": "LoadImageFromFile"}, ("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")
+    flip = {"type": "RandomFlip", "prob": 0.5}
+    training = [load, notes, {**resize, "keep_ratio": True}, flip, {"type": "PackDetInputs"}]
+    testing = [load, {**resize, "keep_ratio": True}, notes, {"type": "PackDetInputs", "meta_keys": keys}]
+    file = "annotations/instances_train2017.json"
+    for name, pipeline in (("train", training), ("val", testing), ("test", testing)):
+        loader = cfg[f"{name}_dataloader"]
+        loader.update({"batch_size": 2, "num_workers": 0, "persistent_workers": False})
+        loader.dataset.update({"data_root": f"{folder}/", "ann_file": file, "pipeline": pipeline})
+        loader.dataset.data_prefix = {"img": "images/train2017/"}
+    for name in ("val_evaluator", "test_evaluator"):
+        cfg[name].ann_file = str(folder / file)
+    for rpn in (cfg.model.train_cfg.rpn_proposal, cfg.model.test_cfg.rpn):
+        rpn.update({"nms_pre": 200, "max_per_img": 50})
+    for stage in cfg.model.train_cfg.rcnn:
+        stage.sampler.num = 48
+    heads, width = cfg.model.roi_head, {"in_channels": 64, "conv_out_channels": 64}
+    for head in heads.bbox_head:
+        head.update({"num_shared_convs": 1, "fc_out_channels": 256, **width})
+    heads.mask_head.update({"num_convs": 1, **width})
+    cfg.model.neck.out_channels = heads.bbox_roi_extractor.out_channels = heads.mask_roi_extractor.out_channels = 64
+    cfg.model.rpn_head.update({"in_channels": 64, "feat_channels": 64})
+    cfg.model.test_cfg.rcnn.update({"score_thr": 0.01, "max_per_img": 20})
+    cfg.merge_from_dict({"log_level": "WARNING", "param_scheduler": [], "optim_wrapper": {"optimizer": {"lr": 5e-4}}})
+    return cfg
+
+
+def coco128(folder: Path, steps: int) -> dict[str, Any]:
+    cfg = small_config(folder)
+    torch.manual_seed(0)
+    detector: Any = compress.mmdet.build(cfg)
+    task: Any = compress.mmdet.task(cfg)
+    optimizer = torch.optim.AdamW(detector.parameters(), 5e-4, weight_decay=0.05)
+    detector.train()
+    losses: list[float] = []
+    start = time.perf_counter()
+    while len(losses) < steps:
+        for some in task.train:
+            optimizer.zero_grad()
+            loss = task.loss(task.forward(detector, some), some)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+            if len(losses) == steps:
+                break
+    detector.eval()
+    trained = time.perf_counter() - start
+    recipe = {
+        "target": {"channels": False, "attention": True, "mlp": True},
+        "budget": {"dims": "60%"},
+        "search": {"method": "rarts", "epochs": "24 steps", **TRAINING, "distill": {"temperature": 1, "weight": 1}},
+        "finetune": {"epochs": "36 steps", "distill": {"temperature": 1, "weight": 1}},
+        "timing": {"repeats": 5},
+    }
+    with tempfile.TemporaryDirectory() as place:
+        pruned = compress.prune(detector, recipe, task=task, workdir=Path(place) / "out")
+        again = init_detector(str(Path(place) / "out" / "config.py"), device="cpu")
+        mine: Any = pruned.model
+        mine.cfg = cfg
+        images = sorted((folder / "images" / "train2017").glob("*.jpg"))[:8]
+        pairs = [[inference_detector(m, str(path)).pred_instances for m in (mine, again)] for path in images]
+    report = pruned.report
+    tuned = [h["loss"] for h in report.history if h["stage"] == "finetune" and "loss" in h]
+    return {
+        "dense_losses": [losses[0], sum(losses[-10:]) / 10],
+        "finetune_losses": [sum(tuned[:6]) / 6, sum(tuned[-6:]) / 6],
+        "params": [report.dense.params, report.pruned.params],
+        "macs": [report.dense.macs, report.pruned.macs],
+        "latency_ms": [report.dense.latency_ms, report.pruned.latency_ms],
+        "mAP_50": {
+            "dense": report.dense.metrics.get("coco/bbox_mAP_50"),
+            "sliced": report.sliced.get("coco/bbox_mAP_50"),
+            "pruned": report.pruned.metrics.get("coco/bbox_mAP_50"),
+        },
+        "boxes_compared": sum(len(a.bboxes) for a, _ in pairs),
+        "boxes_equal": all(torch.equal(a.bboxes, b.bboxes) and torch.equal(a.scores, b.scores) for a, b in pairs),
+        "seconds": {"dense training": trained, **report.seconds},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["cost", "coco128"])
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--threads", type=int, default=1)
+    add_option(parser)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    found = cost(options.repeats) if options.what == "cost" else coco128(options.data / "coco128", options.steps)
+    results.console().print(found)
+    results.save("detectors", results.load("detectors") | {options.what: found})
+
+
+if __name__ == "__main__":
+    main()
