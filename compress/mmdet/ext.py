@@ -7,6 +7,7 @@ is there all the same, since mmcv looks for the names of all when it is imported
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -133,12 +134,30 @@ def _focal(x: Tensor, target: Tensor, weight: Tensor, gamma: float, alpha: float
     return loss * weight[target.clamp(max=len(weight) - 1)][:, None] if len(weight) else loss
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
-    """Any other op."""
-    if name.startswith("_"):
-        raise AttributeError(name)
+OPS: tuple[Callable[..., Any], ...] = (
+    nms,
+    softnms,
+    roi_align_forward,
+    roi_align_backward,
+    sigmoid_focal_loss_forward,
+    sigmoid_focal_loss_backward,
+)
 
-    def missing(*args: Any, **kwargs: Any) -> Any:
-        raise MissingOp(name)
 
-    return missing
+class Extension(ModuleType):
+    """The module that mmcv finds: the ops above, and for every other name a function that says it is missing."""
+
+    def __init__(self) -> None:
+        super().__init__("mmcv._ext", __doc__)
+        self.__spec__ = __spec__
+        for op in OPS:
+            setattr(self, op.__name__, op)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def missing(*args: Any, **kwargs: Any) -> Any:
+            raise MissingOp(name)
+
+        return missing

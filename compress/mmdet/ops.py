@@ -18,9 +18,9 @@ def install() -> bool:
     for name in ("mmengine", "mmcv", "mmdet"):
         if importlib.util.find_spec(name) is None:
             raise ImportError(f"compress.mmdet: {name} is not installed; {HOW}")
-    from . import ext
+    from .ext import Extension
 
     if "mmcv._ext" not in sys.modules and importlib.util.find_spec("mmcv._ext") is None:
-        sys.modules["mmcv._ext"] = ext
-        importlib.import_module("mmcv")._ext = ext  # type: ignore[attr-defined]
-    return sys.modules.get("mmcv._ext") is ext
+        sys.modules["mmcv._ext"] = Extension()
+        importlib.import_module("mmcv")._ext = sys.modules["mmcv._ext"]  # type: ignore[attr-defined]
+    return isinstance(sys.modules.get("mmcv._ext"), Extension)
