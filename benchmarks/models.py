@@ -1,4 +1,4 @@
-"""Networks for CIFAR of two papers by He et al.
+"""Networks for CIFAR: those of two papers by He et al., and a small ViT.
 
 `CifarResNet`: Deep residual learning for image recognition, 2015, section 4.2.
 `PreResNet`: Identity mappings in deep residual networks, 2016, with bottlenecks, as network slimming prunes it.
