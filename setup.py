@@ -15,6 +15,7 @@ DEV = [
     "pre-commit>=4",
     "pytest>=8",
     "ruff>=0.8",
+    "tensorboard>=2.18",
     "transformers>=5",
     "types-PyYAML",
 ]
@@ -32,6 +33,7 @@ setup(
     package_dir={"compress.exporters": "exporters", "compress.recipes": "recipes"},
     package_data={"compress": ["py.typed"], "compress.recipes": ["*.yaml", "**/*.yaml", "mmdet/*.py"]},
     install_requires=[
+        "accelerate>=1.2",
         "matplotlib>=3.8",
         "numpy>=1.26",
         "pydantic>=2.11",

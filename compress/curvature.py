@@ -29,11 +29,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from .compute import samples, taken, together
 from .fields import Teaching
 from .groups import Groups
 from .lean import lean
+from .processes import rank
 from .task import Task
 from .tracing import mode
 
@@ -73,12 +74,26 @@ class Curvature:
         """Whether it is the Gauss-Newton diagonal; else it is the empirical Fisher."""
         return self.drawn and hasattr(task, "draw")
 
-    def add_(self, task: Task, batch: Any, samples: int, distill: Teaching | None = None, taught: Any = None) -> None:
-        """Add so many samples of a batch; `taught` gives what the dense model says of one."""
+    def add_(
+        self,
+        task: Task,
+        batch: Any,
+        number: int,
+        distill: Teaching | None = None,
+        taught: Any = None,
+        seed: int | None = None,
+    ) -> None:
+        """Add so many samples of a batch; `taught` gives what the dense model says of one.
+
+        With a `seed` the draws of a sample depend on its place among those of all processes, and on nothing else.
+        """
+        first = rank() * count_of(batch)
         alpha = list(self.scores.values())
         with mode(self.model, training=False), _frozen(self.model, alpha), lean(self.model), self._watched():
-            for one, count in pieces(batch, samples, CHUNK if self.draws(task) else 1):
-                loss = bent_loss(self.model, task, one, self.draws(task), distill, taught)
+            for one, count in pieces(batch, number, CHUNK if self.draws(task) else 1):
+                with drawing(None if seed is None else seed + first, self.count.device):
+                    loss = bent_loss(self.model, task, one, self.draws(task), distill, taught)
+                first += count
                 outputs = [y for layers in self._seen.values() for y in layers[1:2]]
                 found = torch.autograd.grad(loss, [*alpha, *outputs], allow_unused=True)
                 gradients = [torch.zeros_like(a) if g is None else g for a, g in zip(alpha, found, strict=False)]
@@ -159,18 +174,34 @@ def bent_loss(
     return loss
 
 
-def pieces(batch: Any, count: int | None = None, size: int = 1) -> list[tuple[Any, int]]:
-    """The first samples of a batch, so many at a time, and how many they are.
+@contextmanager
+def drawing(seed: int | None, device: torch.device) -> Iterator[None]:
+    """Random numbers of their own inside, if there is a seed for them."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
-    Where nobody can tell where the samples lie in it, a batch is one sample.
-    """
-    leaves, spec = pytree.tree_flatten(batch)
-    lengths = {leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in leaves}
-    if len(lengths) != 1 or (length := lengths.pop()) is None:
-        return [(batch, 1)]
-    ends = [*range(0, length, 1)[:count]]
-    parts = [ends[i : i + size] for i in range(0, len(ends), size)]
-    return [(pytree.tree_unflatten([leaf[p[0] : p[-1] + 1] for leaf in leaves], spec), len(p)) for p in parts]
+
+def count_of(batch: Any) -> int:
+    """The samples of a batch; where nobody can tell where they lie in it, it is one."""
+    return sum(samples(one) or 1 for one in together(batch))
+
+
+def pieces(batch: Any, count: int | None = None, size: int = 1) -> Iterator[tuple[Any, int]]:
+    """The first samples of a batch, so many at a time, and how many they are."""
+    left = count_of(batch) if count is None else count
+    for one in together(batch):
+        length = samples(one)
+        if length is None:
+            yield one, 1
+            continue
+        few = min(length, left)
+        left -= few
+        for start in range(0, few, size):
+            yield taken(one, start, min(start + size, few)), min(size, few - start)
 
 
 def _readers(

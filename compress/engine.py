@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .checkpoint import State, Store, own_randomness, random_state
+from .compute import Compute, EngineConfig, Several
 from .display import Display
 from .loading import batches, generators_kept, length_of
-from .processes import agreed, rank
-from .task import Task
+from .processes import agreed, everyone, first, join
+from .share import shared
+from .task import Classification, Task
 from .tracing import mode
 
 SAVE_EVERY = 60.0  # seconds, and never more than a fiftieth of the time
@@ -30,8 +32,18 @@ class Diverged(RuntimeError):
 class Engine:
     """Where things run, what they leave in the history, and how they go on after a stop."""
 
-    def __init__(self, device: torch.device, seed: int, display: Display, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        seed: int,
+        display: Display,
+        store: Store | None = None,
+        config: EngineConfig | None = None,
+    ) -> None:
         self.device, self.seed, self.display, self.store = device, seed, display, store
+        self.config = config or EngineConfig()
+        self.compute = Compute(device, self.config.passes, display.say)
+        self.trackers: list[Any] = []
         self.history: list[dict[str, Any]] = []
         self.seconds: dict[str, float] = {}
         self.facts: dict[str, Any] = {}  # what belongs into every checkpoint beside the state of the stage
@@ -43,7 +55,11 @@ class Engine:
 
         def put(value: Any) -> Any:
             if isinstance(value, Tensor):
-                return value.to(self.device, non_blocking=True)
+                last = self.config.channels_last and value.ndim == 4
+                form = torch.channels_last if last else torch.preserve_format
+                return value.to(self.device, non_blocking=True, memory_format=form)
+            if isinstance(value, Several):
+                return Several([self.move(one) for one in value.batches])
             if isinstance(value, Mapping):
                 return {key: self.move(part) for key, part in value.items()}
             return value.to(self.device) if callable(getattr(value, "to", None)) else value
@@ -70,14 +86,22 @@ class Engine:
         return f"go on with resume=True (--resume) and the same workdir, {self.store.path.parent}"
 
     def save(self, state: State, facts: dict[str, Any]) -> None:
-        """Write a checkpoint."""
-        if self.store is None or rank():
+        """Write a checkpoint: the first process does, the others wait."""
+        store = self.store
+        if store is None:
             return
         start = time.monotonic()
         everything = self.facts | facts | {"history": self.history, "seconds": self.seconds, "state": state.facts}
-        self.store.save(state.tensors(), everything)
+        everything |= {"compute": self.compute.facts}
+        first(lambda: store.save(state.tensors(), everything))
         self._saved = time.monotonic()
         self._cost = self._saved - start
+
+    def record(self, where: dict[str, Any], values: dict[str, float]) -> None:
+        """Write something that was measured into the history, and wherever it is tracked."""
+        self.history.append(where | values)
+        for tracker in self.trackers:
+            tracker.log({f"{where['stage']}/{key}": value for key, value in values.items()}, step=where["step"])
 
     def train(
         self,
@@ -106,30 +130,32 @@ class Engine:
             for place, batch in batches(loader, self.seed, name, total - done, at):
                 terms = step(self.move(batch))
                 done += 1
-                due = self.store is not None and not rank() and done < total and self._due()
-                if done % look == 0 or done == total or due:
+                looks = done % look == 0 or done == total
+                due = self.store is not None and looks and done < total and self._due()
+                if looks:
                     values = {key: float(value) for key, value in terms.items()}
                     self.check_finite(name, done, total, values)
                     sums, count = {k: sums.get(k, 0) + v for k, v in values.items()}, count + 1
                     bar.to(done, values)
                 where = {"stage": name, "step": done, "epoch": place["epoch"] + place["part"]}
                 if (done % interval == 0 or done == total) and count:
-                    self.history.append(where | {k: v / count for k, v in sums.items()})
+                    self.record(where, {k: v / count for k, v in sums.items()})
                     sums, count = {}, 0
                 if measure and (done == total or (check and done % check == 0)):
-                    self.history.append(where | {f"val_{k}": v for k, v in measure().items()})
+                    self.record(where, {f"val_{k}": v for k, v in measure().items()})
                 if due:
-                    facts = {"done": done, "sums": sums, "count": count, "random": random_state()}
+                    facts = {"done": done, "sums": sums, "count": count, "random": everyone(random_state())}
                     self.save(state, facts | place)
 
     def _due(self) -> bool:
         """Whether it is time for a checkpoint."""
-        return time.monotonic() - self._saved > max(self.save_every, 50 * self._cost)
+        return agreed(time.monotonic() - self._saved > max(self.save_every, 50 * self._cost))
 
     def evaluate(self, task: Task, model: nn.Module, name: str = "evaluate") -> dict[str, float]:
         """The task's measurements on its validation data, if it has any. Draws no random numbers of the run."""
-        if (val := task.val) is None:
+        if task.val is None:
             return {}
+        val = shared(task.val, even=False) if isinstance(task, Classification) else task.val
 
         def moved() -> Iterator[Any]:
             with self.display.bar(name, length_of(val)) as bar:
@@ -137,7 +163,8 @@ class Engine:
                     yield self.move(batch)
                     bar.advance()
 
-        with mode(model, training=False), torch.no_grad(), own_randomness(self.seed), generators_kept(val):
+        quiet = mode(model, training=False), torch.no_grad(), own_randomness(self.seed), generators_kept(val)
+        with quiet[0], quiet[1], quiet[2], quiet[3], self.compute.autocast():
             return agreed({key: float(value) for key, value in task.evaluate(model, moved()).items()})
 
     def check_finite(self, name: str, done: int, total: int, values: dict[str, float]) -> None:
@@ -155,11 +182,14 @@ class Engine:
 
 
 def pick_device(wanted: str | torch.device | None, model: nn.Module) -> torch.device:
-    """What was asked for; else a GPU; else where the model is.
+    """What was asked for; else a GPU, of several processes each its own; else where the model is.
 
     Raises:
         ValueError: there is no such device here.
     """
+    own = join(cpu=wanted is not None and torch.device(wanted).type == "cpu")
+    if wanted is None and own is not None:
+        return own
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else None
     try:
         device = device or torch.device(wanted or "cpu")

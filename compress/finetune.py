@@ -23,11 +23,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils import _pytree as pytree
 
 from .checkpoint import State, put_, tensors_of
+from .compute import Several, together
 from .engine import Engine
 from .loading import derived, generators_kept, length_of, seed_loader
 from .optimise import clip, optimiser, rate, set_rate
 from .plan import Plan
-from .processes import mean_gradients_
 from .recipe import Finetune
 from .task import Task, teaching
 
@@ -61,6 +61,7 @@ class Tuning:
 
     def __post_init__(self) -> None:
         self.optimizer = optimiser(self.config, self.student.parameters())
+        self.weights = [p for p in self.student.parameters() if p.requires_grad]
         self.keep_best = bool(self.task.val is not None and self.config.best is not False)
         self.average: AveragedModel | None = None
         if self.config.ema is not None:
@@ -82,15 +83,28 @@ class Tuning:
         return self.average.module
 
     def step(self, batch: Any) -> dict[str, Tensor]:
-        config, task = self.config, self.task
+        config, weights = self.config, self.weights
         set_rate(self.optimizer, rate(config, self.done, self.total))
         self.done += 1
-        self.optimizer.zero_grad()
-        teacher: Any = None
         if config.mixup or config.cutmix or config.label_smoothing:
-            batch = self._softened(batch)
+            softened = [self._softened(one) for one in together(batch)]
+            batch = Several(softened) if len(softened) > 1 else softened[0]
         if self.features.names and not self.features.kept:
-            self.features.match(lambda model: task.forward(model, pytree.tree_map(_copied, batch)))
+            one = together(batch)[0]
+            self.features.match(lambda model: self.task.forward(model, pytree.tree_map(_copied, one)))
+        found = self.engine.compute.gradients(self.terms, batch, weights)
+        for p, g, idle in zip(weights, found.gradients, found.idle, strict=True):
+            p.grad = None if idle else g
+        clip(config, self.student)
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update_parameters(self.student)
+        return {"loss": found.loss, **found.terms}
+
+    def terms(self, batch: Any) -> dict[str, Tensor]:
+        """The terms of the loss."""
+        config, task = self.config, self.task
+        teacher: Any = None
         with self.features.listening():
             if config.distill is not None:
                 with torch.inference_mode():  # on a copy: some models change their input
@@ -102,14 +116,7 @@ class Tuning:
             terms["distil"] = config.distill.weight * task.distil(outputs, teacher, config.distill.temperature)
             if config.distill.features:
                 terms["features"] = config.distill.feature_weight * self.features.loss()
-        loss = torch.stack(list(terms.values())).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
-        mean_gradients_([p for p in self.student.parameters() if p.requires_grad])
-        clip(config, self.student)
-        self.optimizer.step()
-        if self.average is not None:
-            self.average.update_parameters(self.student)
-        return {"loss": loss.detach(), **{key: term.detach() for key, term in terms.items()}}
+        return terms
 
     def measure(self) -> dict[str, float]:
         found = self.engine.evaluate(self.task, self.product, "validate")

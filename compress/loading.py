@@ -70,39 +70,51 @@ def peek(loader: Iterable[Any], where: str) -> tuple[Any, Iterable[Any]]:
     return first, chain([first], loader) if isinstance(loader, Iterator) else loader
 
 
+def samplers(loader: Any) -> list[Any]:
+    """Everything that says in which order a loader reads."""
+    found = []
+    for part in getattr(loader, "parts", [loader]):  # of a pair of loaders
+        outer: Any = getattr(part, "batch_sampler", None)
+        inner: Any = getattr(outer, "batch_sampler", None)  # of one process's part of the batches
+        found += [owner.sampler for owner in (part, outer, inner) if hasattr(owner, "sampler")]
+        found += [owner for owner in (outer, inner) if owner is not None]
+    return list({id(sampler): sampler for sampler in found}.values())
+
+
 def generators(loader: Any) -> list[torch.Generator]:
     """Every generator that a loader and its samplers draw from."""
-    parts = getattr(loader, "parts", [loader])  # of a pair of loaders
-    found: dict[int, torch.Generator] = {}
-    for part in parts:
-        batch_sampler = getattr(part, "batch_sampler", None)
-        for owner in (part, getattr(part, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)):
-            generator = getattr(owner, "generator", None)
-            if isinstance(generator, torch.Generator):
-                found[id(generator)] = generator
-    return list(found.values())
+    owners = [*getattr(loader, "parts", [loader]), *samplers(loader)]
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
 
 
 @contextmanager
 def generators_kept(loader: Any) -> Iterator[None]:
-    """A loader's own generators are put back as they were."""
+    """A loader's own generators are put back as they were; a sampler that has none is lent one.
+
+    So the order of the data does not depend on what else draws random numbers, and all processes shuffle alike.
+    """
     before = [(generator, generator.get_state()) for generator in generators(loader)]
+    bare = [sampler for sampler in samplers(loader) if getattr(sampler, "generator", loader) is None]
+    for sampler in bare:
+        sampler.generator = torch.Generator()
     try:
         yield
     finally:
+        for sampler in bare:
+            sampler.generator = None
         for generator, state in before:
             generator.set_state(state)
 
 
 def seed_loader(loader: Any, seed: int, epoch: int) -> None:
-    """Begin an epoch: everything that shuffles or augments starts from this seed."""
-    seed_all(seed)
+    """Begin an epoch: what shuffles starts from this seed, what augments from one of this process's own."""
+    seed_all(derived(seed, rank()) if rank() else seed)
     for generator in generators(loader):
         generator.manual_seed(seed)
-    for part in getattr(loader, "parts", [loader]):
-        for sampler in (getattr(part, "sampler", None), getattr(getattr(part, "batch_sampler", None), "sampler", None)):
-            if callable(begin := getattr(sampler, "set_epoch", None)):
-                begin(epoch)
+    for sampler in samplers(loader):
+        if callable(begin := getattr(sampler, "set_epoch", None)):
+            begin(epoch)
 
 
 def batches(
@@ -120,13 +132,12 @@ def batches(
     size = length_of(loader)
     with generators_kept(loader):
         while True:
-            each = (rank(),) if rank() else ()  # every process draws numbers of its own
-            seed_loader(loader, derived(seed, name, epoch, *each), epoch)
+            seed_loader(loader, derived(seed, name, epoch), epoch)
             reader, inside = iter(loader), 0
             while inside < skip and next(reader, loader) is not loader:
                 inside += 1
             if at:
-                set_random_state(at["random"])
+                set_random_state(at["random"][rank()])
             at, skip = None, 0
             for batch in reader:
                 inside += 1

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import states, tracking
 from .data import loaders
 from .discover import as_call
 from .engine import Engine
@@ -64,7 +65,8 @@ def make_ready(
     Raises:
         NotReady: all that is missing or does not fit.
     """
-    wrong: list[str] = []
+    wrong = states.objections(engine)
+    wrong += tracking.objections(recipe, engine.store.path.parent if engine.store is not None else None)
     try:
         found = _task(recipe, train, val, task)
     except (TypeError, ValueError, OSError) as error:

@@ -19,6 +19,7 @@ from pydantic.json_schema import JsonSchemaValue, WithJsonSchema
 from pydantic_core import CoreSchema
 
 from . import search as searches
+from .compute import EngineConfig
 from .fields import Left, NotNegative, Share, Strict, Teaching, Training, Width
 from .search import SearchConfig
 
@@ -238,6 +239,7 @@ class Recipe(Strict):
     finetune: Finetune | None = Field(None, description="training of the compact network; none if left out")
     timing: Timing = Field(default_factory=lambda: Timing())
     export: Export | None = Field(None, description="a checked ONNX file in the working directory; none if left out")
+    engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     task: str | None = Field(None, description="package.module:factory of a Task, if not classification from loaders")
     data: Data = Field(default_factory=lambda: Data())
     seed: int = Field(0, ge=0)

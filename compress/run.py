@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from .deploy import deploy
 from .discover import find_groups
 from .display import Display
 from .engine import Engine, pick_device
-from .files import EXPORTED, write_whole
+from .files import EXPORTED
 from .finetune import Work, finetune
 from .gates import fold_
 from .groups import Groups
@@ -29,16 +28,19 @@ from .line import Line
 from .loading import derived, length_of, steps_of
 from .plan import Plan
 from .preflight import NotReady, Ready, make_ready
-from .processes import agree_, agreed, rank
+from .processes import agree_, agreed, first, rank, world
 from .recipe import Budget, Recipe
 from .remarks import gone_to_zero, zeros
 from .report import Report, machine
 from .search import Job, Search, search_class
+from .share import accumulated, shared
 from .shell import shell
 from .slicing import slice_
 from .split import halves
+from .states import compiled, synchronised
 from .timing import batched, check_reach, choose_by_latency, compare
-from .workdir import IDENTITY, check_workdir
+from .tracking import tracking
+from .workdir import check_workdir, own_workdir
 
 
 class Run:
@@ -46,12 +48,14 @@ class Run:
 
     def __init__(self, model: nn.Module, recipe: Recipe, engine: Engine, **given: Any) -> None:
         self.model, self.recipe, self.engine = model, recipe, engine
-        self.teacher = _teacher(model, engine.device)
+        self.teacher = _teacher(model, engine.device, engine.config.channels_last)
         self.ready: Ready = make_ready(self.teacher, recipe, engine, **given)
         self.task, self.train = self.ready.task, self.ready.train
         if not recipe.target.include and (include := getattr(self.task, "include", ())):
             self.recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"include": include})})
         self.compact = copy.deepcopy(model).to(engine.device)
+        if engine.config.channels_last:
+            self.compact.to(memory_format=torch.channels_last)
         agree_(self.compact)
         self.plan = Plan({}, {})
         self.round = 0
@@ -79,21 +83,23 @@ class Run:
             NotReady: all that is missing or does not fit.
             FileExistsError: the working directory is in use, or belongs to another run.
         """
+        place = pick_device(device, model)  # where several processes meet
         store = Store(workdir) if workdir is not None else None
-        known = check_workdir(workdir, model, recipe, resume) if workdir is not None and not rank() else None
+        known = first(lambda: check_workdir(workdir, model, recipe, resume)) if workdir is not None else None
         with Display(quiet or rank() > 0) as display, own_randomness(recipe.seed):
-            run = cls(model, recipe, Engine(pick_device(device, model), recipe.seed, display, store), **given)
+            engine = Engine(place, recipe.seed, display, store, recipe.engine)
+            run = cls(model, recipe, engine, **given)
             if workdir is not None and known is not None:
-                known["data"] = {"train": length_of(run.train), "val": length_of(run.task.val)}
-                check_workdir(workdir, model, recipe, resume, known)
-                write_whole(workdir / IDENTITY, json.dumps(known, indent=1).encode())
-            if resume and store is not None and (found := store.load()) is not None:
+                known["data"] = {"train": length_of(run.train), "val": length_of(run.task.val), "processes": world()}
+                first(lambda: own_workdir(workdir, model, recipe, resume, known))
+            if resume and store is not None and (found := first(store.load)) is not None:
                 if isinstance(run.train, Iterator):
                     raise NotReady(
                         "train: a run on an iterator, which is read only once, cannot be resumed; start anew"
                     )
                 run._go_on(*found)
-            yield run
+            with tracking(engine, recipe, workdir):
+                yield run
 
     def evaluate_dense(self) -> None:
         """Measure the dense model, once."""
@@ -133,7 +139,9 @@ class Run:
         seed_all(derived(self.recipe.seed, "search", self.round))
         method = search_class(self.recipe.search.method)
         total = steps if steps is not None else self._share(self._lengths.get("search", 0))
-        job = Job(self.compact, groups, self.task, total, self.recipe.seed, teacher=self.teacher)
+        job = Job(
+            self.compact, groups, self.task, total, self.recipe.seed, teacher=self.teacher, compute=self.engine.compute
+        )
         job.epoch = length_of(self._search_data()) if self.train is not None else None
         if len(groups):
             here = (shell(self.compact), self.teacher, self.ready.example_inputs)
@@ -155,7 +163,8 @@ class Run:
                 search.done = at["done"] if at else 0
                 name = "search" if self.recipe.steps == 1 else f"search {self.round + 1}"
                 self.engine.facts |= {"stage": "search"}
-                self.engine.train(name, self._search_data(), search.job.steps, search.step, state, at=at)
+                with synchronised(self.compact, self.engine):
+                    self.engine.train(name, self._search_data(), search.job.steps, search.step, state, at=at)
             return self.end_search(search)
 
     def end_search(self, search: Search) -> dict[str, Tensor]:
@@ -211,6 +220,8 @@ class Run:
                 done = compensate_(self.compact, groups, plan, [self.ready.example_inputs])
                 self._note(f"the means of dropped dimensions went into the biases of {len(done)} layers")
             slice_(self.compact, plan)
+            if self.engine.config.channels_last:
+                self.compact.to(memory_format=torch.channels_last)
             self.plan = self.plan.then(plan)
             self.round += 1
             if hasattr(self.recipe.search, "structure"):
@@ -247,8 +258,9 @@ class Run:
                 folder = self.engine.store.path.parent / "finetune" if self.engine.store is not None else None
                 own(Work(self.compact, self.teacher, self.plan, config, self.engine, total, folder))
             else:
-                work = (self.compact, self.teacher, self.plan, self.task, self.train)
-                finetune(*work, config, self.engine, total, at)
+                work = (self.compact, self.teacher, self.plan, self.task, self._data("finetune"))
+                with synchronised(self.compact, self.engine), compiled(self.engine, self.compact, self.teacher):
+                    finetune(*work, config, self.engine, total, at)
             agree_(self.compact)
 
     def measure(self) -> Report:
@@ -269,6 +281,8 @@ class Run:
         report.history, report.seconds = engine.history, engine.seconds
         report.recipe = self.recipe.model_dump(mode="json", exclude_none=True)
         report.machine = machine(engine.device, timing.batch_size)
+        if engine.config.channels_last:
+            self.compact.to(memory_format=torch.contiguous_format)
         modes = {name: module.training for name, module in self.model.named_modules()}
         for name, module in self.compact.named_modules():
             module.training = modes.get(name, False)
@@ -305,15 +319,19 @@ class Run:
         if search is not None and self.train is not None:
             found["search"] = steps_of(self._search_data(), search, "search.epochs", display)
         if tune is not None and self.train is not None:
-            found["finetune"] = steps_of(self.train, tune.epochs, "finetune.epochs", display)
+            found["finetune"] = steps_of(self._data("finetune"), tune.epochs, "finetune.epochs", display)
         return found
 
     def _search_data(self) -> Iterable[Any]:
-        """The training data as the search reads them: batches, or pairs of batches from two halves."""
+        return self._data("search")
+
+    def _data(self, stage: str) -> Iterable[Any]:
+        """The training data as a stage reads them: this process's batches, or pairs of them from two halves."""
         assert self.train is not None
-        if search_class(self.recipe.search.method).reads == 1:
-            return self.train
-        return halves(self.train, self.recipe.seed)
+        pairs = stage == "search" and search_class(self.recipe.search.method).reads == 2
+        part = shared(halves(self.train, self.recipe.seed) if pairs else self.train)
+        own_loop = stage == "finetune" and hasattr(self.task, "finetune")
+        return part if own_loop else accumulated(part, self.engine.config.batches, pairs)
 
     def _share(self, total: int) -> int:
         """This round's part of all search steps."""
@@ -368,7 +386,8 @@ class Run:
         """Take up a checkpoint."""
         self.engine.history, self.engine.seconds = facts.pop("history"), facts.pop("seconds")
         self._resumed = (tensors, facts)
-        own = {"done", "epoch", "inside", "part", "random", "state", "sums", "count"}
+        own = {"done", "epoch", "inside", "part", "random", "state", "sums", "count", "compute"}
+        self.engine.compute.restore_(facts["compute"])
         self.engine.facts = {key: value for key, value in facts.items() if key not in own}
         if "plan" in facts:
             self.plan, self.round = Plan.from_dict(facts["plan"]), facts["round"]
@@ -387,10 +406,12 @@ class Run:
         return facts
 
 
-def _teacher(model: nn.Module, device: torch.device) -> nn.Module:
+def _teacher(model: nn.Module, device: torch.device, channels_last: bool) -> nn.Module:
     """The dense model on the device, in eval mode, around its own weights where they are there already."""
     here = all(t.device == device for t in [*model.parameters(), *model.buffers()])
-    teacher = shell(model) if here else copy.deepcopy(model).to(device)
+    teacher = shell(model) if here and not channels_last else copy.deepcopy(model).to(device)
+    if channels_last:
+        teacher.to(memory_format=torch.channels_last)
     for module in teacher.modules():
         module.training = False
     return teacher

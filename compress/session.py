@@ -110,7 +110,7 @@ def search_session(
     if steps is None and length.unit == "epochs" and train is None and getattr(task, "train", None) is None:
         raise NotReady(f"steps: {length} of data that the session does not see; say steps=LENGTH")
     alone = recipe.model_copy(update={"finetune": None, "export": None})
-    engine = Engine(pick_device(device, model), recipe.seed, Display(quiet=True))
+    engine = Engine(pick_device(device, model), recipe.seed, Display(quiet=True), config=recipe.engine)
     with own_randomness():
         run = Run(
             model, alone, engine, train=train, val=val, task=task, example_inputs=example_inputs, fed=train is None

@@ -11,6 +11,11 @@ from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sequent
 from .loading import length_of
 from .task import BatchError
 
+SAME = (  # settings of a loader that reads in another order
+    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
+    *("prefetch_factor", "persistent_workers"),
+)
+
 
 class Pairs:
     """Batches of the two halves, two by two."""
@@ -73,8 +78,6 @@ def halves(loader: Iterable[Any], seed: int) -> Iterable[tuple[Any, Any]]:
 
 
 def _half(loader: DataLoader[Any], indices: list[int]) -> DataLoader[Any]:
-    same = ["batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout", "worker_init_fn"]
-    same += ["multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"]
-    settings = {name: getattr(loader, name) for name in same}
+    settings = {name: getattr(loader, name) for name in ("batch_size", "drop_last", *SAME)}
     shuffle = isinstance(loader.sampler, RandomSampler)
     return DataLoader(Subset(loader.dataset, indices), shuffle=shuffle, **settings)

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .processes import total
+
 Pick = str | int | Callable[[Any], Any]
 INPUTS = ("image", "images", "input", "inputs", "pixel_values", "img", "x", "data")
 IGNORED = -100  # a target that cross entropy leaves out
@@ -125,7 +127,8 @@ class Classification:
             here = torch.stack([hits.double(), five.double(), loss, (classes != IGNORED).sum().double()])
             sums = here if sums is None else sums + here
             self.classes = logits.shape[-1]
-        if sums is None or not sums[3]:
+        sums = total(sums, 4)
+        if not sums[3]:
             raise BatchError("val: expected at least one batch with targets; the loader gave none")
         accuracy, top5, mean, _ = (sums / sums[3]).tolist()
         return {"accuracy": accuracy, "loss": mean} | ({"top5": top5} if (self.classes or 0) > 10 else {})

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .checkpoint import Store, tensors_of
+from .files import write_whole
 from .recipe import Recipe
 
 IDENTITY = "run.json"
@@ -27,7 +28,8 @@ def check_workdir(
         ValueError: what it says of its run cannot be read.
     """
     if identity is None:
-        identity = {"recipe": recipe.model_dump(mode="json", exclude_none=True), "model": fingerprint(model)}
+        said = recipe.model_dump(mode="json", exclude_none=True, exclude={"engine": {"track"}})
+        identity = {"recipe": said, "model": fingerprint(model)}
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: expected a directory, found a file")
     for left in folder.glob(f".{Store(folder).path.name}.*") if folder.exists() else ():
@@ -54,6 +56,12 @@ def check_workdir(
     if differences:
         raise FileExistsError(f"{folder}: belongs to another run:\n  " + "\n  ".join(differences))
     return identity
+
+
+def own_workdir(folder: Path, model: nn.Module, recipe: Recipe, resume: bool, identity: dict[str, Any]) -> None:
+    """Check once more, now that all is known about the run, and write down whose directory it is."""
+    check_workdir(folder, model, recipe, resume, identity)
+    write_whole(folder / IDENTITY, json.dumps(identity, indent=1).encode())
 
 
 def fingerprint(model: nn.Module) -> str:

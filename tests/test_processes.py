@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from compress import processes
@@ -57,70 +59,132 @@ def test_alone_nothing_is_shared() -> None:
 
 def test_means_flags_and_values_are_those_of_all(tmp_path: Path) -> None:
     code = """
-    from torch import distributed as dist, nn
-    from compress.processes import agree_, agreed, everywhere, mean, mean_gradients_, rank
-    dist.init_process_group("gloo")
+    from torch import nn
+    from compress.processes import agree_, agreed, everyone, everywhere, first, join, mean, mean_, rank, total, world
+    device = join(cpu=True)
     me = rank()
     double = torch.tensor([1.0, 3.0], dtype=torch.float64) * me
     means = mean([torch.full((2, 2), float(me)), double, torch.ones(1).expand(3)])
+    mean_([double])
     flags = everywhere([True, me == 0, False], torch.device("cpu"))
     layer = nn.Linear(2, 1)
     agree_(layer)
     norms = agreed([float(p.detach().norm()) for p in layer.parameters()])
     same = norms == [float(p.detach().norm()) for p in layer.parameters()]
-    a, b, c = (nn.Parameter(torch.zeros(2)) for _ in range(3))
-    (a * (me + 1) + (b if me else 0)).sum().backward()
-    mean_gradients_([a, b, c])
-    tell(me, means=[m.flatten().tolist() for m in means], flags=flags, same=same,
-         grads=[a.grad.tolist(), b.grad.tolist(), c.grad])
+    sums = total(torch.full((2,), 1.0, dtype=torch.float64) if me else None, 2)
+    failed = ""
+    try:
+        first(lambda: (_ for _ in ()).throw(ValueError("the first one could not")))
+    except ValueError as error:
+        failed = str(error)
+    tell(me, means=[m.flatten().tolist() for m in means], flags=flags, same=same, world=world(), device=str(device),
+         double=double.tolist(), every=everyone(me), first=first(lambda: rank()), failed=failed, sums=sums.tolist())
     """
     expected = {
         "means": [[0.5] * 4, [0.5, 1.5], [1.0] * 3],
         "flags": [True, False, False],
         "same": True,
-        "grads": [[1.5, 1.5], [0.5, 0.5], None],
+        "world": 2,
+        "device": "cpu",
+        "double": [0.5, 1.5],
+        "every": [0, 1],
+        "first": 0,
+        "failed": "the first one could not",
+        "sums": [1.0, 1.0],
     }
     assert _ranks(code, tmp_path) == [expected, expected]
 
 
-def test_two_processes_find_what_one_finds_on_both_their_batches(tmp_path: Path) -> None:
-    code = """
+SETTING = """
     import compress
-    from torch import distributed as dist, nn
-    from compress.processes import rank
-    dist.init_process_group("gloo")
+    from torch import nn
+    from torch.utils.data import DataLoader, TensorDataset
 
     def network():
         torch.manual_seed(0)
-        convolutions = nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()
-        return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(128, 4))
+        convolutions = nn.Conv2d(3, 8, 3), nn.GELU(), nn.Conv2d(8, 8, 3), nn.GELU()
+        return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(128, 4)).double()
 
-    me, random = rank(), torch.Generator().manual_seed(1)
-    both = [(torch.randn(8, 3, 8, 8, generator=random), torch.randint(0, 4, (8,), generator=random)) for _ in range(4)]
-    mine = [(x[me * 4 :][:4], y[me * 4 :][:4]) for x, y in both]
-    train = dict(epochs="2 steps", lr=0.01)
-    searches = [dict(method="netslim", **train), dict(method="rarts", **train), dict(method="taylor", epochs="2 steps")]
-    recipes = [dict(budget=dict(dims="50%"), search=search, timing=dict(repeats=3)) for search in searches]
-    recipes[0]["finetune"] = dict(**train, distill={})
-    together = [compress.prune(network(), recipes[0], train=mine, val=mine, workdir=folder / "out", quiet=True)]
-    together += [compress.prune(network(), recipe, train=mine, quiet=True) for recipe in recipes]
-    dist.destroy_process_group()
-    alone = [compress.prune(network(), recipe, train=both, quiet=True) for recipe in recipes]
-    pairs = [(a.model.state_dict(), b.model.state_dict()) for a, b in zip(together[1:], alone)]
-    tell(
-        me,
-        keep=[done.plan.keep for done in together],
-        models=[digest(done.model) for done in together],
-        files=sorted(path.name for path in (folder / "out").iterdir()),
-        same=[a.plan.keep == b.plan.keep for a, b in zip(together[1:], alone)],
-        close=[all(torch.allclose(a[name], b[name], atol=1e-5) for name in a) for a, b in pairs],
-    )
+    def loader(batch):
+        random = torch.Generator().manual_seed(1)
+        x = torch.randn(128, 3, 8, 8, generator=random, dtype=torch.float64)
+        return DataLoader(TensorDataset(x, torch.randint(0, 4, (128,), generator=random)), batch, shuffle=True)
+
+    def searched(search, batch, workdir=None, **more):
+        recipe = dict(budget=dict(dims="50%"), search=search, timing=dict(repeats=3), **more)
+        return compress.prune(network(), recipe, train=loader(batch), val=loader(batch), workdir=workdir, quiet=True)
+
+    TRAIN = dict(epochs=2, lr=0.01, clip=1.0)
+    SEARCHES = [
+        dict(method="netslim", **TRAIN, distill={}),
+        dict(method="rarts", **TRAIN),
+        dict(method="rarts", update="fused", **TRAIN),
+        dict(method="darts2", **TRAIN),
+        dict(method="milenas", **TRAIN),
+        dict(method="bayesnas", **TRAIN, samples=100000),
+        dict(method="bayesnas", gamma=1e-3, **TRAIN, samples=100000),
+        dict(method="bayes_compress", structure=["filter"], gamma=1e-3, **TRAIN, samples=100000),
+        dict(method="taylor", epochs=1),
+    ]
+    TUNE = dict(finetune=dict(**TRAIN, distill={}))
+
+    def numbers(pruned):
+        return [t.flatten().tolist() for t in pruned.model.state_dict().values()]
+
+    def told(pruned):
+        losses = [h["loss"] for h in pruned.report.history if "loss" in h]
+        return dict(keep=pruned.plan.keep, weights=numbers(pruned), losses=losses, metrics=pruned.report.pruned.metrics)
+"""
+
+
+def test_two_processes_find_what_one_finds_with_batches_twice_as_large(tmp_path: Path) -> None:
+    """The same samples in the same order, in float64, to rounding: every search, and fine-tuning."""
+    code = """
+    from compress.processes import rank
+    runs = [searched(search, 16) for search in SEARCHES] + [searched(SEARCHES[0], 16, folder / "out", **TUNE)]
+    tell(rank(), runs=[told(run) for run in runs], files=sorted(path.name for path in (folder / "out").iterdir()))
     """
-    first, second = _ranks(code, tmp_path)
+    first, second = _ranks(textwrap.dedent(SETTING) + textwrap.dedent(code), tmp_path)
     assert first == second
     assert first["files"] == ["model.safetensors", "plan.json", "report.html", "report.json", "run.json"]
+    known: dict[str, Any] = {"torch": torch}
+    exec(textwrap.dedent(SETTING), known)
+    alone = [known["searched"](search, 32) for search in known["SEARCHES"]]
+    alone += [known["searched"](known["SEARCHES"][0], 32, **known["TUNE"])]
+    for ours, run in zip(first["runs"], alone, strict=True):  # type: ignore[call-overload]
+        theirs = known["told"](run)
+        assert ours["keep"] == {name: list(kept) for name, kept in theirs["keep"].items()}
+        assert ours["losses"] == pytest.approx(theirs["losses"], rel=1e-9)
+        assert ours["metrics"] == pytest.approx(theirs["metrics"], rel=1e-9)
+        for a, b in zip(ours["weights"], theirs["weights"], strict=True):
+            assert a == pytest.approx(b, rel=1e-8, abs=1e-10)
+
+
+def test_data_that_nobody_can_divide_are_each_process_s_own(tmp_path: Path) -> None:
+    code = """
+    from compress.processes import rank, join
+    from compress.share import shared
+    from torch.utils.data import DistributedSampler, IterableDataset
+    join(cpu=True)
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(range(8))
+
+    plain = [1, 2, 3]
+    data = list(range(10))
+    own = DataLoader(data, 2, sampler=DistributedSampler(data, shuffle=False))
+    parts = [shared(DataLoader(data, 2)), shared(DataLoader(data, 2), even=False), shared(own)]
+    parts += [shared(DataLoader(Stream(), 2)), shared(DataLoader(Stream(), None))]
+    tell(rank(), parts=[[torch.as_tensor(batch).tolist() for batch in part] for part in parts],
+         same=[shared(plain) is plain, shared(own) is own, shared(None) is None])
+    """
+    first, second = _ranks(textwrap.dedent(SETTING) + textwrap.dedent(code), tmp_path)
+    assert first["parts"][:2] == [[[0, 1], [4, 5], [8, 9]], [[0, 1], [4, 5], [8, 9]]]  # type: ignore[index]
+    assert second["parts"][:2] == [[[2, 3], [6, 7], [0, 1]], [[2, 3], [6, 7]]]  # type: ignore[index]
+    assert first["parts"][2] == [[0, 2], [4, 6], [8]]  # type: ignore[index]
+    assert first["parts"][3:] == [[[0, 1], [4, 5]], list(range(8))]  # type: ignore[index]
     assert first["same"] == [True] * 3
-    assert first["close"] == [True] * 3
 
 
 def test_two_processes_prune_a_detector(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class Stopping:
 
     def __init__(self, loader: DataLoader[Any], after: int) -> None:
         self.loader, self.left = loader, after
+        self.batch_sampler = loader.batch_sampler  # which is seeded wherever it is seen
 
     def __len__(self) -> int:
         return len(self.loader)

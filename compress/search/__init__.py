@@ -5,12 +5,13 @@ from __future__ import annotations
 import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field
 from torch import Tensor, nn, optim
 
+from ..compute import Compute
 from ..fields import Length, Strict
 
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ class Job:
     `line(importance, part)` is what would be kept of each group if a part (0 to 1) of the cut were due, by this
     importance per cost; `times()` is the part of the network's time that a dimension of each group takes, as measured.
     `teacher` is the dense model, `epoch` the steps that read all data once. They are None where nobody said what the
-    budget is, how the network is called, what it came from, or how many data there are.
+    budget is, how the network is called, what it came from, or how many data there are. `compute.gradients` takes a
+    step's gradients in whatever precision, pieces and processes the run has.
     """
 
     model: nn.Module
@@ -72,6 +74,7 @@ class Job:
     times: Callable[[], dict[str, float]] | None = None
     teacher: nn.Module | None = None
     epoch: int | None = None
+    compute: Compute = field(default_factory=Compute)
 
 
 class Search(ABC):

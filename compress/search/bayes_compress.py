@@ -30,13 +30,15 @@ import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
-from ..curvature import CHUNK, bent_loss, pieces, sound, told
+from ..curvature import CHUNK, bent_loss, count_of, drawing, pieces, sound, told
 from ..fields import Positive, Teaching, Training
 from ..kernels import spans
+from ..loading import derived
 from ..optimise import optimiser, rate, set_rate
+from ..processes import mean_, rank, world
 from ..tracing import mode
 from . import Job, Ranking, Search, SearchConfig, register_search
-from .bayesnas import CLOSING, LEAST_SAMPLES, SHARE, averaged_
+from .bayesnas import CLOSING, LEAST_SAMPLES, SHARE
 from .structures import STRUCTURES, as_four, families, layers, over
 
 
@@ -160,13 +162,18 @@ class BayesCompress(Search):
         set_rate(self.optimizer, rate(self.config, self.done, self.job.steps))
         self.done += 1
         self._look(batch)
-        for p in self.weights:
-            p.grad = None
-        outputs = task.forward(self.job.model, batch)
-        loss = task.loss(outputs, batch)
-        if distill is not None:
-            loss = loss + distill.weight * task.distil(outputs, self._taught(batch), distill.temperature)
-        loss.backward()  # type: ignore[no-untyped-call]
+
+        def terms(piece: Any) -> dict[str, Tensor]:
+            outputs = task.forward(self.job.model, piece)
+            found = {"task": task.loss(outputs, piece)}
+            if distill is not None:
+                found["distil"] = distill.weight * task.distil(outputs, self._taught(piece), distill.temperature)
+            return found
+
+        found = self.job.compute.gradients(terms, batch, self.weights)
+        loss = found.loss
+        for p, g, idle in zip(self.weights, found.gradients, found.idle, strict=True):
+            p.grad = None if idle else g
         if self.config.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.weights, self.config.clip)
         self.optimizer.step()
@@ -175,7 +182,7 @@ class BayesCompress(Search):
         for layer in self.layers.values():
             layer.shrink_(eta * self.config.gamma)
         penalty = self.config.gamma * torch.stack([layer.norm() for layer in self.layers.values()]).sum()
-        return {"loss": loss.detach() + penalty, "task": loss.detach(), "penalty": penalty}
+        return {"loss": loss + penalty, "task": loss, "penalty": penalty}
 
     def importance(self) -> dict[str, Tensor]:
         """Of each dimension: the least that its filters, and the most that its readers, are worth."""
@@ -234,8 +241,7 @@ class BayesCompress(Search):
                 tensor.zero_()
         inside, last = (self.done - 1) % self.period + 1, self.done == self.job.steps
         if inside > self.period - self.closing or last:
-            size = sum(count for _, count in pieces(batch))
-            wanted = self.config.samples or max(LEAST_SAMPLES, SHARE * size * self.period)
+            wanted = self.config.samples or max(LEAST_SAMPLES, SHARE * count_of(batch) * world() * self.period)
             self._sample(batch, math.ceil(wanted / self.closing))
         if inside == self.period or last:
             self._update()
@@ -243,9 +249,12 @@ class BayesCompress(Search):
     def _sample(self, batch: Any, samples: int) -> None:
         """Squared gradients of random losses, on so many samples."""
         here = list(self.layers.values())
-        with mode(self.job.model, training=False):
-            for one, count in pieces(batch, samples, CHUNK if self.draws else 1):
-                loss = bent_loss(self.job.model, self.job.task, one, self.draws, self.config.distill, self._taught)
+        first, seed = rank() * count_of(batch), derived(self.job.seed, "curvature", self.done)
+        with mode(self.job.model, training=False), self.job.compute.autocast():
+            for one, count in pieces(batch, math.ceil(samples / world()), CHUNK if self.draws else 1):
+                with drawing(seed + first, self.count.device):
+                    loss = bent_loss(self.job.model, self.job.task, one, self.draws, self.config.distill, self._taught)
+                first += count
                 found = torch.autograd.grad(loss, [layer.weight for layer in here], allow_unused=True)
                 for layer, g in zip(here, found, strict=True):
                     if g is not None:
@@ -257,7 +266,7 @@ class BayesCompress(Search):
         Raises:
             ValueError: nothing would be left.
         """
-        averaged_([self.count, *(layer.bent for layer in self.layers.values())])
+        mean_([self.count, *(layer.bent for layer in self.layers.values())])
         for layer in self.layers.values():
             h = sound(layer.bent / self.count, self.clamped) / self.config.gamma
             layer.update_(h, prune=self.job.line is None)

@@ -25,7 +25,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from ..curvature import Curvature, Kind, pieces, told
+from ..curvature import Curvature, Kind, count_of, told
+from ..loading import derived
+from ..processes import mean_, world
 from . import Job, Ranking, register_search
 from .evidence import Evidence, predecessors
 from .penalty import Penalty, Places, prices
@@ -128,21 +130,11 @@ class Bayesnas(Scored):
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         self.begin()
-        both = [*self.weights, *self.alpha]
-        for p in both:
-            p.grad = None
-        loss = self.loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        slopes = [torch.zeros_like(a) if a.grad is None else a.grad for a in self.alpha]
-        self._look(batch, slopes)
-        if self.config.clip is not None:
-            torch.nn.utils.clip_grad_norm_(both, self.config.clip)
-        self.optimizer.step()
-        penalty = self.step_scores(slopes)
+        terms = self.step_together(batch, lambda slopes: self._look(batch, slopes))
         with torch.no_grad():
             for name, a in self.evidence.scores.items():
                 a.masked_fill_(self.dead[name] > 0, 0)
-        return {"loss": loss.detach() + penalty, "task": loss.detach(), "penalty": penalty}
+        return terms
 
     def importance(self) -> dict[str, Tensor]:
         """The variance of each score's prior; zero where the score was drawn to zero, or is to go."""
@@ -193,7 +185,7 @@ class Bayesnas(Scored):
                 self.slopes[name].add_(g)
                 self.means[name].add_(a)
             self.seen.add_(1)
-            size = sum(count for _, count in pieces(batch))
+            size = count_of(batch) * world()
             self.images.add_(size)
             self._sample(batch, max(LEAST_SAMPLES, SHARE * size * self.job.steps / self.rounds) / self.looks)
         if inside == self.period or last:
@@ -201,14 +193,15 @@ class Bayesnas(Scored):
 
     def _sample(self, batch: Any, count: float) -> None:
         """Take the curvature on so many samples, or on as many as the recipe says."""
-        wanted = math.ceil(count if self.config.samples is None else self.config.samples / self.looks)
-        with torch.enable_grad():
-            self.curvature.add_(self.job.task, batch, wanted, self.config.distill, self._taught)
+        wanted = math.ceil((count if self.config.samples is None else self.config.samples / self.looks) / world())
+        with torch.enable_grad(), self.job.compute.autocast():
+            seed = derived(self.job.seed, "curvature", self.done)
+            self.curvature.add_(self.job.task, batch, wanted, self.config.distill, self._taught, seed)
 
     def _update(self) -> None:
         """End an outer iteration: (17)-(20), and what goes by entropy goes."""
         sums = [*self.slopes.values(), *self.means.values(), self.seen, self.images, *self.curvature.tensors()]
-        averaged_(sums)
+        mean_(sums)  # sums and their counts keep their ratio
         h, switches = self.curvature.mean()
         g, w = ({n: v / self.seen for n, v in table.items()} for table in (self.slopes, self.means))
         part = 0.0 if self.config.gamma == "auto" else float(self.seen) / self.period  # of the data of an iteration
@@ -253,11 +246,3 @@ class Bayesnas(Scored):
                 f"gamma: {self.config.gamma:g} leaves nothing: no dimension is worth so much. With gamma "
                 f"{float(self.start):.1g} about half of them would stay"
             )
-
-
-def averaged_(tensors: Sequence[Tensor]) -> None:
-    """The mean over all processes, in each of them; sums and their counts keep their ratio."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        for tensor in tensors:
-            torch.distributed.all_reduce(tensor)
-            tensor.div_(torch.distributed.get_world_size())

@@ -45,11 +45,11 @@ class Darts1(Scored):
     def step(self, batch: Any) -> dict[str, Tensor]:
         primary, auxiliary = batch
         self.begin()
-        loss_a = self.loss(auxiliary)
-        self.step_weights(self.gradients(loss_a, self.weights))
+        loss_a, of_weights = self.gradients(auxiliary, self.weights)
+        self.step_weights(of_weights)
         loss_p, of_alpha = self.score_gradients(primary)
         penalty = self.step_scores(of_alpha)
-        return {"loss": loss_p + penalty, "task": loss_a.detach(), "penalty": penalty}
+        return {"loss": loss_p + penalty, "task": loss_a, "penalty": penalty}
 
 
 @register_search("darts2")
@@ -62,20 +62,18 @@ class Darts2(Scored):
     def step(self, batch: Any) -> dict[str, Tensor]:
         primary, auxiliary = batch
         self.begin()
-        loss_a = self.loss(auxiliary)
-        of_weights = self.gradients(loss_a, self.weights)
+        loss_a, of_weights = self.gradients(auxiliary, self.weights)
         loss_p, of_alpha = self.look_ahead(primary, auxiliary, of_weights)
         penalty = self.step_scores(of_alpha)
-        self.step_weights(self.gradients(self.loss(auxiliary), self.weights))
-        return {"loss": loss_p + penalty, "task": loss_a.detach(), "penalty": penalty}
+        self.step_weights(self.gradients(auxiliary, self.weights)[1])
+        return {"loss": loss_p + penalty, "task": loss_a, "penalty": penalty}
 
     def look_ahead(self, primary: Any, auxiliary: Any, of_weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """L_p a step ahead, and its gradient with respect to the scores; the weights are put back."""
         ahead = self.optimizer.param_groups[0]["lr"]
         before = [w.detach().clone() for w in self.weights]
         self._put([b - ahead * g for b, g in zip(before, of_weights, strict=True)])
-        loss = self.loss(primary)
-        both = self.gradients(loss, [*self.weights, *self.alpha])
+        loss, both = self.gradients(primary, [*self.weights, *self.alpha])
         direction, of_alpha = both[: len(self.weights)], both[len(self.weights) :]
         size = torch.stack(torch._foreach_norm(direction)).norm()
         eps = 0.01 / size.clamp_min(1e-12)
@@ -85,7 +83,7 @@ class Darts2(Scored):
             sides.append(self.score_gradients(auxiliary)[1])
         self._put(before)
         mixed = [(p - m) / (2 * eps) for p, m in zip(*sides, strict=True)]
-        return loss.detach(), [g - ahead * m for g, m in zip(of_alpha, mixed, strict=True)]
+        return loss, [g - ahead * m for g, m in zip(of_alpha, mixed, strict=True)]
 
     @torch.no_grad()
     def _put(self, values: list[Tensor]) -> None:

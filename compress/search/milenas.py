@@ -35,9 +35,9 @@ class Milenas(Scored):
     def step(self, batch: Any) -> dict[str, Tensor]:
         primary, auxiliary = batch
         self.begin()
-        loss_a = self.loss(auxiliary)
-        self.step_weights(self.gradients(loss_a, self.weights))
+        loss_a, of_weights = self.gradients(auxiliary, self.weights)
+        self.step_weights(of_weights)
         _, of_a = self.score_gradients(auxiliary)
         loss_p, of_p = self.score_gradients(primary, self.config.lambda_)
         penalty = self.step_scores([a + p for a, p in zip(of_a, of_p, strict=True)])
-        return {"loss": loss_p + penalty, "task": loss_a.detach(), "penalty": penalty}
+        return {"loss": loss_p + penalty, "task": loss_a, "penalty": penalty}

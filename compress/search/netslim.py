@@ -18,7 +18,6 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..groups import Group
-from ..processes import mean_gradients_
 from . import RANKING, Job, Ranking, register_search
 from .penalty import Places
 from .scored import Scored, ScoredConfig, gates
@@ -51,17 +50,7 @@ class Netslim(Scored):
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         self.begin()
-        both = [*self.weights, *self.alpha]
-        for p in both:
-            p.grad = None
-        loss = self.loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
-        mean_gradients_(both)
-        if self.config.clip is not None:
-            torch.nn.utils.clip_grad_norm_(both, self.config.clip)
-        self.optimizer.step()
-        penalty = self.step_scores([torch.zeros_like(a) if a.grad is None else a.grad for a in self.alpha])
-        return {"loss": loss.detach() + penalty, "task": loss.detach(), "penalty": penalty}
+        return self.step_together(batch)
 
 
 def _scales(job: Job) -> Places:

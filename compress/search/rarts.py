@@ -76,13 +76,11 @@ class Rarts(Scored):
         exact, scale = self.config.update == "exact", self.config.lambda_
         count = len(self.weights)
         wanted = self.weights if exact else [*self.weights, *self.alpha]
-        loss_a = self.loss(auxiliary)
-        found = self.gradients(scale * loss_a, wanted)
+        loss_a, found = self.gradients(auxiliary, wanted, scale)
         self.step_weights(self._bound(found[:count], self.weights, self.u))
         of_alpha = found[count:]
         with self.primary():  # the model's parameters hold u, self.u holds w
-            loss_p = self.loss(primary)
-            found = self.gradients(loss_p, wanted)
+            loss_p, found = self.gradients(primary, wanted)
             bound = self._bound(found[:count], self.weights, self.u)
         self.descend(self.u_optimizer, self.u, bound)
         if exact:
@@ -92,7 +90,7 @@ class Rarts(Scored):
         penalty = self.step_scores([a + p for a, p in zip(of_alpha, found[count:], strict=True)])
         with torch.no_grad():
             apart = sum((u - w).square().sum() for u, w in zip(self.u, self.weights, strict=True))
-        terms = {"primary": loss_p.detach(), "auxiliary": scale * loss_a.detach(), "penalty": penalty}
+        terms = {"primary": loss_p, "auxiliary": scale * loss_a, "penalty": penalty}
         terms["bond"] = self.config.beta / 2 * torch.as_tensor(apart)
         return {"loss": torch.stack(list(terms.values())).sum(), **terms}
 

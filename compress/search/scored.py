@@ -7,7 +7,7 @@ strength (penalty.py); with `gamma: auto` a pull that follows from the budget (p
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,6 @@ from ..gates import attach_
 from ..groups import Group
 from ..lean import lean
 from ..optimise import optimiser, rate, set_rate
-from ..processes import everywhere, mean
 from ..task import teaching
 from . import Job, Ranking, Search, SearchConfig
 from .anew import made_anew
@@ -101,7 +100,7 @@ class Scored(Search):
 
     def __init__(self, config: Any, job: Job) -> None:
         super().__init__(config, job)
-        self._answers: dict[int, Any] = {}
+        self._answers: dict[int, tuple[Any, Any]] = {}  # with the piece, so that its number is nobody else's
         self.idle: list[bool] = []  # of what the last gradients were asked for: what the loss did not use
         self.places = self.attach()
         self.alpha: list[nn.Parameter] = list({id(a): a for here in self.places.values() for a, _ in here}.values())
@@ -145,8 +144,8 @@ class Scored(Search):
         if self.job.teacher is None:
             raise ValueError("distill: there is no dense model to learn from; use compress.prune")
         if id(batch) not in self._answers:
-            self._answers[id(batch)] = teaching(self.job.task)(self.job.teacher, batch)
-        return self._answers[id(batch)]
+            self._answers[id(batch)] = (batch, teaching(self.job.task)(self.job.teacher, batch))
+        return self._answers[id(batch)][1]
 
     def begin(self) -> None:
         """Set the rates of this step."""
@@ -155,17 +154,16 @@ class Scored(Search):
         self.done += 1
         self._answers.clear()
 
-    def gradients(self, loss: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
-        """Of these and of nothing else."""
-        found = torch.autograd.grad(loss, list(wanted), allow_unused=True)
-        self.idle = everywhere([g is None for g in found], loss.device)
-        return mean([torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)])
+    def gradients(self, batch: Any, wanted: Sequence[Tensor], scale: float = 1.0) -> tuple[Tensor, list[Tensor]]:
+        """The loss on a batch, and scale times its gradient with respect to these and to nothing else."""
+        found = self.job.compute.gradients(lambda piece: {"task": self.loss(piece)}, batch, wanted, scale)
+        self.idle = found.idle
+        return found.loss, found.gradients
 
     def score_gradients(self, batch: Any, scale: float = 1.0) -> tuple[Tensor, list[Tensor]]:
-        """The loss on a batch, and scale times its gradient with respect to the scores; none of weights is computed."""
+        """The same with respect to the scores; none of weights is computed."""
         with self._frozen(), lean(self.job.model):
-            loss = self.loss(batch)
-            return loss.detach(), self.gradients(scale * loss, self.alpha)
+            return self.gradients(batch, self.alpha, scale)
 
     @contextmanager
     def _frozen(self) -> Iterator[None]:
@@ -176,6 +174,21 @@ class Scored(Search):
         finally:
             for w in self.weights:
                 w.requires_grad_(True)
+
+    def step_together(self, batch: Any, between: Callable[[list[Tensor]], None] | None = None) -> dict[str, Tensor]:
+        """Weights and scores on the same gradients; `between` sees those of the scores before anything moves."""
+        both = [*self.weights, *self.alpha]
+        loss, found = self.gradients(batch, both)
+        of_alpha = found[len(self.weights) :]
+        if between is not None:
+            between(of_alpha)
+        for p, g, idle in zip(both, found, self.idle, strict=True):
+            p.grad = None if idle else g
+        if self.config.clip is not None:
+            torch.nn.utils.clip_grad_norm_(both, self.config.clip)
+        self.optimizer.step()
+        penalty = self.step_scores(of_alpha)
+        return {"loss": loss + penalty, "task": loss, "penalty": penalty}
 
     def step_weights(self, gradients: Sequence[Tensor]) -> None:
         self.descend(self.optimizer, self.weights, gradients)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ..fields import Length
 from ..gates import attach_
-from ..processes import mean
 from . import RANKING, Job, Ranking, Search, SearchConfig, register_search
 
 
@@ -46,11 +45,13 @@ class Taylor(Search):
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         self.done += 1
-        loss = self.job.task.loss(self.job.task.forward(self.job.model, batch), batch)
-        found = torch.autograd.grad(loss, list(self.gates.values()), allow_unused=True, materialize_grads=True)
-        for total, gate, g in zip(self.sums, self.gates.values(), mean(found), strict=True):
+        task, model = self.job.task, self.job.model
+        found = self.job.compute.gradients(
+            lambda piece: {"loss": task.loss(task.forward(model, piece), piece)}, batch, list(self.gates.values())
+        )
+        for total, gate, g in zip(self.sums, self.gates.values(), found.gradients, strict=True):
             total.add_((gate.detach() * g).square())
-        return {"loss": loss.detach()}
+        return found.terms
 
     def importance(self) -> dict[str, Tensor]:
         return dict(zip(self.gates, self.sums, strict=True))
