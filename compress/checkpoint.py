@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 
 from .files import write_whole
 
-NAME = "checkpoint.safetensors"
+NAME, BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
 
 
 @dataclass
@@ -55,36 +55,51 @@ class State:
 
 
 class Store:
-    """The checkpoint of a working directory."""
+    """The last two checkpoints of a working directory."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / NAME
+        self.path, self.before = folder / NAME, folder / BEFORE
+
+    @property
+    def empty(self) -> bool:
+        return not self.path.exists() and not self.before.exists()
 
     def save(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Write the newest whole, beside the one before: at every moment one of them can be read."""
         dense = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
         seen: set[int] = set()
         for name, t in dense.items():  # tied tensors: the file wants each to have its own memory
             where = t.untyped_storage().data_ptr()
             dense[name] = t.clone() if where in seen else t
             seen.add(where)
-        write_whole(self.path, save(dense, {"facts": json.dumps(facts)}))
+        write_whole(self.path, save(dense, {"facts": json.dumps(facts)}), before=self.before)
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """
+        """The newest, or the one before where that one is damaged; None where there is none.
+
         Raises:
-            ValueError: the file is damaged.
+            ValueError: neither can be read.
         """
-        if not self.path.exists():
-            return None
-        try:
-            with safe_open(self.path, "pt") as file:
-                facts = json.loads(file.metadata()["facts"])
-                return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
-        except (SafetensorError, KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"{self.path}: not a checkpoint ({error}); start anew in another workdir") from error
+        errors = []
+        for path in (self.path, self.before):
+            if path.exists():
+                try:
+                    return _read(path)
+                except (SafetensorError, KeyError, TypeError, ValueError) as error:
+                    errors.append(f"{path}: not a checkpoint ({error})")
+        if errors:
+            raise ValueError("; ".join(errors) + "; start anew in another workdir")
+        return None
 
     def clear(self) -> None:
-        self.path.unlink(missing_ok=True)
+        for path in (self.path, self.before):
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with safe_open(path, "pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+        return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
 
 
 def random_state() -> dict[str, Any]:

@@ -35,7 +35,9 @@ class EngineConfig(Strict):
     accumulate: int | None = Field(
         None, ge=1, description="batches of a step (default: what `accelerate launch` says, else 1)"
     )
-    compile: bool = Field(False, description="fine-tune compiled by torch.compile: pays off in long runs on GPUs")
+    compile: bool | str = Field(
+        False, description="fine-tune compiled by torch.compile (true, or a backend): pays off in long runs on GPUs"
+    )
     channels_last: bool = Field(False, description="images as GPUs and many CPUs like them: faster convolutions")
     sync_batchnorm: bool = Field(False, description="batch norms over all processes; else each has its own batches")
     track: tuple[str, ...] = Field(

@@ -81,7 +81,7 @@ class Engine:
     def how_to_resume(self) -> str:
         if self.store is None:
             return "nothing was kept, as there is no workdir"
-        if not self.store.path.exists():
+        if self.store.empty:
             return "nothing to resume yet: start again"
         return f"go on with resume=True (--resume) and the same workdir, {self.store.path.parent}"
 

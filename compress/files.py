@@ -17,12 +17,13 @@ SAVED = {
     "report.html",
     "run.json",
     "checkpoint.safetensors",
+    "checkpoint.before.safetensors",
     *EXPORTED,
 }
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write beside the target, then rename over it."""
+def write_whole(path: Path, data: bytes, before: Path | None = None) -> None:
+    """Write beside the target, then rename over it; what was there goes to `before`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -31,6 +32,8 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
+        if before is not None and path.exists():
+            os.replace(path, before)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -54,7 +54,7 @@ def compiled(engine: Engine, *models: nn.Module) -> Iterator[None]:
     """The models run compiled inside, if the recipe says so; they are the same objects before and after."""
     mine: list[Any] = [m for m in models if engine.config.compile]
     for model in mine:
-        model.compile()
+        model.compile(**({"backend": engine.config.compile} if isinstance(engine.config.compile, str) else {}))
     try:
         yield
     finally:

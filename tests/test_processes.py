@@ -123,7 +123,7 @@ SETTING = """
         dict(method="milenas", **TRAIN),
         dict(method="bayesnas", **TRAIN, samples=100000),
         dict(method="bayesnas", gamma=1e-3, **TRAIN, samples=100000),
-        dict(method="bayes_compress", structure=["filter"], gamma=1e-3, **TRAIN, samples=100000),
+        dict(method="bayes_compress", structure=["filter"], gamma=1e-6, **TRAIN, samples=100000),
         dict(method="taylor", epochs=1),
     ]
     TUNE = dict(finetune=dict(**TRAIN, distill={}))
