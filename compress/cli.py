@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +21,11 @@ from .api import prune as prune_model
 from .budget import BudgetError
 from .data import FORMS, loaders
 from .deploy import deploy
+from .display import VARIABLE, Display
 from .engine import Diverged
 from .exporters.extra import need_onnx
 from .plan import Plan
-from .processes import rank
+from .processes import leave, rank
 from .quickstart import quickstart as run_quickstart
 from .reading import packaged
 from .recipe import Data, Export, Recipe, Timing
@@ -102,6 +104,9 @@ def prune(
     seed: Annotated[int | None, typer.Option("--seed", help="instead of the recipe's")] = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
+    progress: Annotated[
+        str | None, typer.Option("--progress", help="auto, plain, json (a line for each thing that happens) or off")
+    ] = None,
 ) -> None:
     """Search, cut, fine-tune and report as a recipe says; everything is left in the workdir.
 
@@ -117,8 +122,13 @@ def prune(
 
     compress prune ... --workdir out --resume       (goes on after a stop)
 
+    torchrun --nproc_per_node 4 -m compress prune ...    (or accelerate launch -m compress prune ...)
+
     Exit codes: 0 done, 1 the budget cannot be met, 2 something to mend, 130 interrupted.
     """
+    if progress is not None:
+        os.environ[VARIABLE] = progress
+    Display(quiet)  # says what is wrong with it
     changed: dict[str, Any] = {"extends": recipe} | ({} if seed is None else {"seed": seed})
     loaded = Recipe.load(recipe if len(changed) == 1 and data is None else changed)
     if data is not None:
@@ -294,3 +304,5 @@ def main() -> None:
         text = str(error) if known else f"{type(error).__name__}: {error}"
         err.print(text, style="red", markup=False, highlight=False)
         raise SystemExit(1 if isinstance(error, BudgetError) else 2) from None
+    finally:
+        leave()

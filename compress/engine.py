@@ -100,6 +100,8 @@ class Engine:
     def record(self, where: dict[str, Any], values: dict[str, float]) -> None:
         """Write something that was measured into the history, and wherever it is tracked."""
         self.history.append(where | values)
+        if self.display.form == "json":
+            self.display.tell(where | values)
         for tracker in self.trackers:
             tracker.log({f"{where['stage']}/{key}": value for key, value in values.items()}, step=where["step"])
 

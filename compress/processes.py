@@ -30,6 +30,12 @@ def join(cpu: bool) -> torch.device | None:
     return torch.device("cuda", local % torch.cuda.device_count()) if gpu else torch.device("cpu")
 
 
+def leave() -> None:
+    """Part from the other processes, at the end of a program."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def rank() -> int:
     return dist.get_rank() if _several() else 0
 

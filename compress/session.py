@@ -53,7 +53,7 @@ class Session:
         terms = self._search.step(self._run.engine.move(batch))
         values = {key: float(value) for key, value in terms.items()}
         self._run.engine.check_finite("search", self.done, self.steps, values)
-        self._run.engine.history.append({"stage": "search", "step": self.done, "epoch": 0.0, **values})
+        self._run.engine.record({"stage": "search", "step": self.done, "epoch": 0.0}, values)
         return values
 
     def finish(self) -> Pruned:

@@ -94,12 +94,12 @@ class Watch(Hook):  # type: ignore[misc]
         if done % max(1, total // POINTS) == 0 or done == total:
             values = {key: float(value.detach()) for key, value in (outputs or {}).items() if "loss" in key}
             engine.check_finite("finetune", done, total, values)
-            engine.history.append(self._where(runner, done) | values)
+            engine.record(self._where(runner, done), values)
 
     def after_val_epoch(self, runner: Any, metrics: Mapping[str, float] | None = None) -> None:
         found = {name: float(value) for name, value in (metrics or {}).items()}
         done = min(runner.iter, self.work.total)
-        self.work.engine.history.append(self._where(runner, done) | {f"val_{k}": v for k, v in found.items()})
+        self.work.engine.record(self._where(runner, done), {f"val_{k}": v for k, v in found.items()})
         first = next(iter(found.values()), None)
         if self.keeps and first is not None and (self.first is None or first > self.first):
             self.first = first
