@@ -34,7 +34,7 @@ from .remarks import gone_to_zero, zeros
 from .report import Report, machine
 from .search import Job, Search, search_class
 from .share import accumulated, shared
-from .shell import shell
+from .shell import shell, teacher_of
 from .slicing import slice_
 from .split import halves
 from .states import compiled, synchronised
@@ -48,7 +48,7 @@ class Run:
 
     def __init__(self, model: nn.Module, recipe: Recipe, engine: Engine, **given: Any) -> None:
         self.model, self.recipe, self.engine = model, recipe, engine
-        self.teacher = _teacher(model, engine.device, engine.config.channels_last)
+        self.teacher = teacher_of(model, engine.device, engine.config.channels_last)
         self.ready: Ready = make_ready(self.teacher, recipe, engine, **given)
         self.task, self.train = self.ready.task, self.ready.train
         if not recipe.target.include and (include := getattr(self.task, "include", ())):
@@ -142,7 +142,7 @@ class Run:
         job = Job(
             self.compact, groups, self.task, total, self.recipe.seed, teacher=self.teacher, compute=self.engine.compute
         )
-        job.epoch = length_of(self._search_data()) if self.train is not None else None
+        job.epoch = length_of(self._data("search")) if self.train is not None else None
         if len(groups):
             here = (shell(self.compact), self.teacher, self.ready.example_inputs)
             line = Line(self.recipe, groups, *here, self.plan.widths or None, self.round, self.engine.display)
@@ -164,7 +164,7 @@ class Run:
                 name = "search" if self.recipe.steps == 1 else f"search {self.round + 1}"
                 self.engine.facts |= {"stage": "search"}
                 with synchronised(self.compact, self.engine):
-                    self.engine.train(name, self._search_data(), search.job.steps, search.step, state, at=at)
+                    self.engine.train(name, self._data("search"), search.job.steps, search.step, state, at=at)
             return self.end_search(search)
 
     def end_search(self, search: Search) -> dict[str, Tensor]:
@@ -317,13 +317,10 @@ class Run:
         search, tune, display = self.recipe.search.length, self.recipe.finetune, self.engine.display
         found = {}
         if search is not None and self.train is not None:
-            found["search"] = steps_of(self._search_data(), search, "search.epochs", display)
+            found["search"] = steps_of(self._data("search"), search, "search.epochs", display)
         if tune is not None and self.train is not None:
             found["finetune"] = steps_of(self._data("finetune"), tune.epochs, "finetune.epochs", display)
         return found
-
-    def _search_data(self) -> Iterable[Any]:
-        return self._data("search")
 
     def _data(self, stage: str) -> Iterable[Any]:
         """The training data as a stage reads them: this process's batches, or pairs of them from two halves."""
@@ -404,14 +401,3 @@ class Run:
         self._resumed = None
         state.restore_(tensors, facts["state"])
         return facts
-
-
-def _teacher(model: nn.Module, device: torch.device, channels_last: bool) -> nn.Module:
-    """The dense model on the device, in eval mode, around its own weights where they are there already."""
-    here = all(t.device == device for t in [*model.parameters(), *model.buffers()])
-    teacher = shell(model) if here and not channels_last else copy.deepcopy(model).to(device)
-    if channels_last:
-        teacher.to(memory_format=torch.channels_last)
-    for module in teacher.modules():
-        module.training = False
-    return teacher

@@ -6,6 +6,7 @@ import copy
 from collections import OrderedDict
 from typing import Any
 
+import torch
 from torch import nn
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type)
@@ -44,3 +45,14 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         else:
             own[name] = copy.deepcopy(value, memo)
     return made
+
+
+def teacher_of(model: nn.Module, device: torch.device, channels_last: bool) -> nn.Module:
+    """The dense model on the device, in eval mode, around its own weights where they are there already."""
+    here = all(t.device == device for t in [*model.parameters(), *model.buffers()])
+    teacher = shell(model) if here and not channels_last else copy.deepcopy(model).to(device)
+    if channels_last:
+        teacher.to(memory_format=torch.channels_last)
+    for module in teacher.modules():
+        module.training = False
+    return teacher

@@ -1,0 +1,134 @@
+"""What checkpoints and tracking cost, and whether two processes are as fast as one with as many threads.
+
+    python -m benchmarks.engine cost [--minutes 4]
+    python -m benchmarks.engine processes [--repeats 5]
+
+ResNet-20 on images of CIFAR-10's size. `cost` runs netslim with a working directory and TensorBoard at the default
+interval, and adds up the time inside of both. `processes` makes the same netslim steps on 128 images, in one process
+with two threads and in two on gloo with one thread each, in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import compress
+from compress.engine import Engine
+from compress.processes import join, rank, world
+
+from . import results
+from .models import CifarResNet
+
+STEPS, BATCH = 30, 128
+
+
+def images(count: int) -> TensorDataset:
+    random = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(count, 3, 32, 32, generator=random), torch.randint(0, 10, (count,)))
+
+
+def cost(minutes: float) -> dict[str, Any]:
+    spent = {"checkpoints": 0.0, "tracking": 0.0}
+    counts = {"checkpoints": 0, "tracking": 0}
+
+    def timed(name: str, method: str) -> None:
+        original = getattr(Engine, method)
+
+        def call(self: Engine, *args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            found = original(self, *args, **kwargs)
+            spent[name] += time.perf_counter() - start
+            counts[name] += 1
+            return found
+
+        setattr(Engine, method, call)
+
+    timed("checkpoints", "save")
+    timed("tracking", "record")
+    model, loader = CifarResNet(20), DataLoader(images(2048), BATCH, shuffle=True)
+    probe = {"budget": {"macs": "50%"}, "search": {"method": "netslim", "epochs": f"{STEPS} steps"}}
+    start = time.perf_counter()
+    compress.prune(model, probe, train=loader, quiet=True)
+    each = (time.perf_counter() - start) / STEPS
+    steps = max(STEPS, int(60 * minutes / each))
+    recipe = {
+        **probe,
+        "search": {"method": "netslim", "epochs": f"{steps} steps"},
+        "engine": {"track": ["tensorboard"]},
+    }
+    for name in spent:
+        spent[name], counts[name] = 0.0, 0
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        compress.prune(model, recipe, train=loader, workdir=Path(folder) / "out", quiet=True)
+        whole = time.perf_counter() - start
+    parts = {name: seconds / whole for name, seconds in spent.items()}
+    return {"steps": steps, "seconds": whole, "counts": counts, "part": parts, "together": sum(parts.values())}
+
+
+def steps() -> None:
+    """Make the steps in this process and its peers; the first prints how long they took."""
+    join(cpu=True)
+    torch.set_num_threads(2 // world())
+    recipe = {
+        "budget": {"macs": "50%"},
+        "search": {"method": "netslim", "epochs": f"{STEPS} steps"},
+        "timing": {"repeats": 3},
+    }
+    loader = DataLoader(images(2048), BATCH // world(), shuffle=True)
+    compress.prune(
+        CifarResNet(20), {**recipe, "search": {"method": "netslim", "epochs": "5 steps"}}, train=loader, quiet=True
+    )
+    found = compress.prune(CifarResNet(20), recipe, train=loader, quiet=True)
+    if rank() == 0:
+        print(json.dumps(found.report.seconds["search"]))
+
+
+def processes(repeats: int) -> dict[str, Any]:
+    one = [sys.executable, "-m", "benchmarks.engine", "steps"]
+    two = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *one[1:]]
+    seconds: dict[str, list[float]] = {"one": [], "two": []}
+    for _ in range(repeats):
+        for name, command, threads in (("one", one, "2"), ("two", two, "1")):
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": threads}
+            )
+            seconds[name].append(float(done.stdout.splitlines()[-1]))
+    ratios = [a / b for a, b in zip(seconds["one"], seconds["two"], strict=True)]
+    return {
+        "steps": STEPS,
+        "images_in_a_step": BATCH,
+        "images_per_second": {name: STEPS * BATCH / median(values) for name, values in seconds.items()},
+        "throughput_of_two": median(ratios),
+        "each": ratios,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["cost", "processes", "steps"])
+    parser.add_argument("--minutes", type=float, default=4)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    if options.what == "steps":
+        return steps()
+    found = cost(options.minutes) if options.what == "cost" else processes(options.repeats)
+    results.console().print(found)
+    results.save("engine", results.load("engine") | {options.what: found})
+    return None
+
+
+if __name__ == "__main__":
+    main()
