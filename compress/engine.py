@@ -165,8 +165,7 @@ class Engine:
                     yield self.move(batch)
                     bar.advance()
 
-        quiet = mode(model, training=False), torch.no_grad(), own_randomness(self.seed), generators_kept(val)
-        with quiet[0], quiet[1], quiet[2], quiet[3], self.compute.autocast():
+        with mode(model, training=False), torch.no_grad(), own_randomness(self.seed), generators_kept(val):
             return agreed({key: float(value) for key, value in task.evaluate(model, moved()).items()})
 
     def check_finite(self, name: str, done: int, total: int, values: dict[str, float]) -> None:

@@ -177,6 +177,11 @@ def test_a_checkpoint_that_does_not_fit_names_the_keys(pictures: Path, tmp_path:
     ("finetune", "message"),
     [
         ({"ema": 0.9}, r"finetune.ema: fine-tuning runs on mmengine's Runner; name an EMAHook"),
+        pytest.param(
+            {"engine": {"precision": "bf16"}},
+            r"engine.precision: fine-tuning runs on mmengine's Runner, whose AMP is for GPUs",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        ),
         ({"recalibrate": 2}, r"finetune.recalibrate: fine-tuning runs on mmengine's Runner, which has none"),
         ({"mixup": 0.5}, r"finetune.mixup: Detection has no `soften`"),
         ({"distill": {"feature_weight": 2}}, r"feature_weight: feature maps are all that is distilled; say weight"),
@@ -187,7 +192,8 @@ def test_what_the_runner_does_not_do_is_said_before_the_start(
     finetune: dict[str, Any], message: str, pictures: Path
 ) -> None:
     cfg = small_config(pictures)
-    recipe = {"budget": {"dims": "50%"}, "finetune": {"epochs": 1, **finetune}}
+    engine = finetune.pop("engine", {})
+    recipe = {"budget": {"dims": "50%"}, "finetune": {"epochs": 1, **finetune}, "engine": engine}
     with pytest.raises(compress.NotReady, match=message):
         compress.prune(compress.mmdet.build(cfg), recipe, task=compress.mmdet.task(cfg), quiet=True)
 

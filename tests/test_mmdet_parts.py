@@ -15,6 +15,7 @@ from detectors import make_pictures, small_config
 
 import compress
 import compress.mmdet
+from compress.compute import EngineConfig
 from compress.mmdet.distill import channelwise, maps, taught
 from compress.mmdet.schedule import settings
 from compress.mmdet.tune import evaluate
@@ -143,6 +144,18 @@ def test_what_the_recipe_gives_replaces_the_configs() -> None:
     step = _settings({"epochs": 2, "schedule": "step", "milestones": [0.5, 0.9]}, 20).param_scheduler
     assert [(s.type, s.milestones) for s in step] == [("MultiStepLR", [10, 18])]
     assert _settings({"epochs": 2, "schedule": "constant"}, 20).param_scheduler == []
+
+
+def test_precision_and_accumulation_are_the_runners_own() -> None:
+    plain = _settings({"epochs": 2}, 20).optim_wrapper
+    assert plain.type == "AmpOptimWrapper"  # the config's own choice
+    assert not {"dtype", "accumulative_counts"} & plain.keys()
+    config = Finetune.model_validate({"epochs": 2})
+    given = {"type": "OptimWrapper", "optimizer": {"type": "AdamW", "lr": 1e-4}}
+    cfg = Config({"train_cfg": {"max_epochs": 12}, "optim_wrapper": given})
+    found = settings(cfg, config, 20, 10, EngineConfig(precision="bf16", accumulate=3)).optim_wrapper
+    assert (found.type, found.dtype, found.accumulative_counts) == ("AmpOptimWrapper", "bfloat16", 3)
+    assert cfg.optim_wrapper.type == "OptimWrapper"
 
 
 def test_checkpoints_of_the_runner_are_read_and_what_else_asks_for_getattr_is_not(tmp_path: Path) -> None:

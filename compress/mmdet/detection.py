@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from mmdet.datasets.samplers import AspectRatioBatchSampler
 from mmdet.models.detectors import SingleStageDetector
 from mmdet.registry import MODELS
@@ -125,6 +126,8 @@ class Detection:
             wrong.append("finetune.recalibrate: fine-tuning runs on mmengine's Runner, which has none; leave it out")
         if config.distill is not None and "feature_weight" in config.distill.model_fields_set:
             wrong.append("finetune.distill.feature_weight: feature maps are all that is distilled; say weight instead")
+        if recipe.engine.passes != "float32" and not torch.cuda.is_available():
+            wrong.append("engine.precision: fine-tuning runs on mmengine's Runner, whose AMP is for GPUs; leave it out")
         if self.train is not None and self.cfg.get("optim_wrapper") is None:
             wrong.append("config.optim_wrapper: fine-tuning takes the optimiser from the config, and it has none")
         return wrong

@@ -11,13 +11,15 @@ from typing import Any
 
 from mmengine.config import Config
 
+from ..compute import EngineConfig
 from ..recipe import Finetune
 
 MARKS = ("begin", "end", "T_max", "milestones")  # of a scheduler, in epochs or iterations
 
 
-def settings(cfg: Config, config: Finetune, total: int, per_epoch: int) -> Config:
+def settings(cfg: Config, config: Finetune, total: int, per_epoch: int, engine: EngineConfig | None = None) -> Config:
     """The config for `total` steps; in epochs where both the config and the recipe count whole ones."""
+    engine = engine or EngineConfig()
     cfg, given = copy.deepcopy(cfg), config.model_fields_set
     before = cfg.get("train_cfg") or {}
     was = before.get("max_iters") or before.get("max_epochs", 0) * per_epoch or total
@@ -39,6 +41,11 @@ def settings(cfg: Config, config: Finetune, total: int, per_epoch: int) -> Confi
     else:
         cfg.param_scheduler = _stretched(cfg.get("param_scheduler"), total / was, per_epoch, whole)
     _optimise_(cfg, config, set(given))
+    wrapper = cfg.get("optim_wrapper") or {}
+    if engine.passes != "float32" and wrapper.get("type", "OptimWrapper") == "OptimWrapper":
+        wrapper |= {"type": "AmpOptimWrapper", "dtype": "bfloat16" if engine.passes == "bf16" else "float16"}
+    if engine.batches > 1:
+        wrapper["accumulative_counts"] = engine.batches
     return cfg
 
 

@@ -47,7 +47,7 @@ def finetune(cfg: Config, work: Work, train: Any, val: Any) -> None:
     """Train the student in place; the best on validation, or the last, are kept."""
     _check_place(work.student)
     settle_(work.student)
-    cfg = settings(cfg, work.config, work.total, len(train))
+    cfg = settings(cfg, work.config, work.total, len(train), work.engine.config)
     given = {name: cfg.get(name) for name in ("optim_wrapper", "param_scheduler", "auto_scale_lr", "custom_hooks")}
     if val is not None:
         given |= {"val_cfg": cfg.get("val_cfg") or {}, "val_dataloader": val, "val_evaluator": cfg.val_evaluator}
