@@ -150,9 +150,9 @@ class Compute:
                 here = terms_of(piece)
             loss = torch.stack([term.reshape(()) for term in here.values()]).sum()
             scaled = loss * (share * factor * self.scale) if share * factor * self.scale != 1 else loss
-            found = torch.autograd.grad(scaled, wanted, allow_unused=True)
+            found = _differentiated(scaled, wanted)
             if len(pieces) == 1:
-                return {k: t.detach().reshape(()) for k, t in here.items()}, list(found)
+                return {k: t.detach().reshape(()) for k, t in here.items()}, found
             for i, g in enumerate(found):
                 kept = total[i]
                 total[i] = g if kept is None else kept if g is None else kept.add_(g)
@@ -190,6 +190,13 @@ class Compute:
             "gradients are added up. Batch norms see a piece at a time"
         )
         return True
+
+
+def _differentiated(loss: Tensor, wanted: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients; none of what a model has frozen, as mmdet's ResNets do when they are put into training mode."""
+    living = [p for p in wanted if p.requires_grad]
+    found = iter(torch.autograd.grad(loss, living, allow_unused=True))
+    return [next(found) if p.requires_grad else None for p in wanted]
 
 
 def together(batch: Any) -> list[Any]:

@@ -134,6 +134,14 @@ def test_batches_are_divided_where_their_samples_can_be_told_apart() -> None:
     assert [len(p["inputs"]) for p in divided({"inputs": images, "data_samples": targets}, 2)] == [2, 1]
 
 
+def test_what_a_model_freezes_later_is_left_alone() -> None:
+    weight, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    frozen.requires_grad_(False)
+    found = Compute().gradients(lambda p: {"task": (p @ (weight * frozen)).mean()}, torch.ones(3, 2), [frozen, weight])
+    assert found.idle == [True, False]
+    assert found.gradients[1].tolist() == [1, 1]
+
+
 def test_shares_are_by_samples() -> None:
     weight = nn.Parameter(torch.ones(2, dtype=torch.float64))
     x = torch.randn(7, 2, dtype=torch.float64)
