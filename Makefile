@@ -10,7 +10,7 @@ quickstart: $(STAMP)
 	$(BIN)/compress quickstart
 
 test: lint
-	$(BIN)/python -m pytest tests compress exporters README.md docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests compress exporters README.md docs
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ DEV = [
     "mypy>=1.13",
     "pre-commit>=4",
     "pytest>=8",
+    "pytest-xdist>=3.6",
     "ruff>=0.8",
     "tensorboard>=2.18",
     "transformers>=5",

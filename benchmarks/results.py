@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
+from collections.abc import Iterable, Sequence
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -22,14 +25,35 @@ def console() -> Console:
 
 def environment() -> dict[str, Any]:
     versions = {name: metadata.version(name) for name in ("torch", "torchvision", "timm", "torch-pruning")}
-    return {"python": platform.python_version(), "cores": os.cpu_count(), **versions}
+    asked = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return {
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
+        "date": date.today().isoformat(),
+        "revision": asked.stdout.strip() or "unknown",
+        **versions,
+    }
 
 
 def save(name: str, content: dict[str, Any]) -> Path:
     """Write results/NAME.json."""
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}.json"
-    path.write_text(json.dumps({"environment": environment()} | content, indent=1) + "\n")
+    path.write_text(
+        json.dumps({"environment": environment()} | {k: v for k, v in content.items() if k != "environment"}, indent=1)
+        + "\n"
+    )
+    return path
+
+
+def markdown(name: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Path:
+    """Write results/NAME.md, a table."""
+    lines = ["| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *rows)]
+    path = FOLDER / f"{name}.md"
+    path.write_text("\n".join(lines) + "\n")
     return path
 
 

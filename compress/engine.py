@@ -188,12 +188,13 @@ def pick_device(wanted: str | torch.device | None, model: nn.Module) -> torch.de
     Raises:
         ValueError: there is no such device here.
     """
-    own = join(cpu=wanted is not None and torch.device(wanted).type == "cpu")
-    if wanted is None and own is not None:
-        return own
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else None
     try:
-        device = device or torch.device(wanted or "cpu")
+        device = (
+            torch.device("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else torch.device(wanted)
+        )
+        own = join(cpu=device.type == "cpu")
+        if wanted is None and own is not None:
+            return own
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {wanted}: not to be had here: {str(error).splitlines()[0]}") from error

@@ -214,7 +214,7 @@ def test_search_resumes_to_the_same_bits(tmp_path: Any, monkeypatch: pytest.Monk
     from compress import engine as engine_module
 
     monkeypatch.setattr(engine_module, "SAVE_EVERY", -1.0)
-    search = {"method": "bayes_compress", "epochs": "6 steps", "iterations": 2, "gamma": 1e-5, "samples": 8}
+    search = {"method": "bayes_compress", "epochs": "6 steps", "iterations": 2, "gamma": 1e-6, "samples": 8}
     recipe = {"budget": {"macs": "50%"}, "search": search, "timing": TIMING}
     train = loaders(count=512)[0]
     whole = compress.prune(dense(), recipe, train=Stopping(train, -1), quiet=True)
