@@ -336,3 +336,10 @@ def test_other_things_than_recipes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "self.yaml").write_text("extends: sub/../self.yaml\n")
     with pytest.raises(RecipeError, match="extends itself"):
         Recipe.load(tmp_path / "self.yaml")
+
+
+def test_the_reference_in_the_documents_is_that_of_the_schema() -> None:
+    from compress.reference import reference
+
+    written = Path(__file__).parent.parent / "docs" / "recipe.md"
+    assert written.read_text() == reference(), "python -m compress.reference > docs/recipe.md"
