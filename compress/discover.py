@@ -159,10 +159,7 @@ def _matching(patterns: Sequence[str], names: Sequence[str], where: str) -> set[
     found: set[str] = set()
     for pattern in patterns:
         if pattern.startswith("re:"):
-            try:
-                expression = re.compile(pattern[3:])
-            except re.error as error:
-                raise ValueError(f"{where}: {pattern!r} is not a regular expression: {error}") from error
+            expression = re.compile(pattern[3:])
             hits = {name for name in names if expression.fullmatch(name)}
         else:
             hits = {name for name in names if name == pattern}

@@ -5,18 +5,16 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from . import search as searches
-from .recipe import UNITS, Recipe
-
-Key = tuple[Any, ...]
+from .recipe import UNITS, Clash, Recipe
+from .yamltext import Key, Unreadable, dotted, parse, plain, shown
 
 
 class RecipeError(ValueError):
@@ -26,9 +24,14 @@ class RecipeError(ValueError):
 class Places(dict[Key, tuple[str, int, int]]):
     """Key -> file, line, column."""
 
-    def of(self, key: Key) -> str:
-        found = self.get(key) or self.get(key[:-1])
+    def of(self, key: tuple[Any, ...]) -> str:
+        found = self.nearest(key)
         return f" (line {found[1]}, column {found[2]})" if found else ""
+
+    def nearest(self, key: tuple[Any, ...]) -> tuple[str, int, int] | None:
+        """Where a key stands, or else what it should be part of."""
+        words = tuple(map(str, key))
+        return next((self[words[:end]] for end in range(len(words), -1, -1) if words[:end] in self), None)
 
 
 def read(source: str | Path | Mapping[str, Any]) -> Recipe:
@@ -38,14 +41,31 @@ def read(source: str | Path | Mapping[str, Any]) -> Recipe:
     """
     if not isinstance(source, (str, Path, Mapping)):
         raise RecipeError(f"recipe: expected a name, a path, a dict or a Recipe; got {type(source).__name__}")
-    data, places, origin = _gather(source, ())
+    wrong: list[str] = []
+    data, places, origin = _gather(source, (), wrong)
     try:
-        return Recipe.model_validate(data)
+        recipe = Recipe.model_validate(data)
     except ValidationError as error:
-        lines = [_explain(e, data, places, origin) for e in error.errors()]
-        raise RecipeError(
-            f"{origin}: {len(lines)} thing{'s' * (len(lines) > 1)} to mend\n  " + "\n  ".join(lines)
-        ) from None
+        wrong += [line for e in [*error.errors(), *_clashes(error, data)] for line in _explain(e, data, places, origin)]
+    if not wrong:
+        return recipe
+    count = f"{len(wrong)} thing{'s' * (len(wrong) > 1)}"
+    raise RecipeError(f"{origin}: {count} to mend\n  " + "\n  ".join(dict.fromkeys(wrong)))
+
+
+def _clashes(error: ValidationError, data: Mapping[str, Any]) -> list[Any]:
+    """Sections that do not go together, as far as those that are right in themselves show it."""
+    bad = {str(e["loc"][0]) for e in error.errors() if e["loc"]}
+    right = {key: value for key, value in data.items() if key in Recipe.model_fields and key not in bad}
+    if not bad or not right:
+        return []
+    try:
+        Recipe.model_validate({"budget": {"macs": 1.0}} | right)
+    except ValidationError as second:
+        clashes = [e["ctx"]["error"] for e in second.errors() if not e["loc"]]
+        found = [(sections, text) for clash in clashes for sections, text in clash.found if not bad & {*sections}]
+        return [{"loc": (), "type": "value_error", "msg": "", "ctx": {"error": Clash(found)}}] if found else []
+    return []
 
 
 def packaged() -> dict[str, Path]:
@@ -54,7 +74,9 @@ def packaged() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.rglob("*.yaml"))}
 
 
-def _gather(source: str | Path | Mapping[str, Any], before: tuple[str, ...]) -> tuple[dict[str, Any], Places, str]:
+def _gather(
+    source: str | Path | Mapping[str, Any], before: tuple[str, ...], wrong: list[str]
+) -> tuple[dict[str, Any], Places, str]:
     """The data with all that it extends, where each key stands, and the name of the whole."""
     if isinstance(source, Mapping):
         data, places, origin, folder = dict(source), Places(), "recipe", Path()
@@ -63,14 +85,18 @@ def _gather(source: str | Path | Mapping[str, Any], before: tuple[str, ...]) -> 
         origin, folder = str(path), path.parent
         if path.resolve() in [Path(b).resolve() for b in before]:
             raise RecipeError(f"{before[0]}: extends itself, by way of {' -> '.join([*before[1:], origin])}")
-        data, places = _parse(path)
+        data, places = _parse(path, before[0] if before else origin, wrong)
     base = data.pop("extends", None)
     if base is None:
         return data, places, origin
+    where = f"{origin}: extends{places.of(('extends',))}: "
     if not isinstance(base, str):
-        raise RecipeError(f"{origin}: extends{places.of(('extends',))}: expected a recipe's name or path; got {base!r}")
+        raise RecipeError(f"{where}expected a recipe's name or path; got {shown(base)}")
     here = (*before, origin if origin != "recipe" else str(folder / "recipe"))
-    below, its_places, _ = _gather(base, here)
+    try:
+        below, its_places, _ = _gather(base, here, wrong)
+    except Unknown as error:
+        raise RecipeError(f"{where}{error}") from None
     theirs = {key: place for key, place in its_places.items() if key and (places or _at(data, key) is None)}
     return _merge(below, data), Places({**theirs, **places}), origin
 
@@ -94,91 +120,98 @@ def _other_method(here: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> 
     return here == "search" and "method" in new and new["method"] != old.get("method")
 
 
-def _parse(path: Path) -> tuple[dict[str, Any], Places]:
+def _parse(path: Path, origin: str, wrong: list[str]) -> tuple[dict[str, Any], Places]:
     try:
-        text = path.read_text()
-        data = yaml.safe_load(text)
-        found = list(_places(yaml.compose(text)))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise RecipeError(f"{path}: not YAML: {error}") from error
-    keys = [key for key, _ in found]
-    for key, (line, column) in found:
-        if key and keys.count(key) > 2:  # once as a key and once as its value
-            raise RecipeError(f"{path}: {'.'.join(map(str, key))} (line {line}, column {column}) is given twice")
+        data, found, bad = parse(path)
+    except Unreadable as error:
+        raise RecipeError(f"{path}: {error}") from error
     if not isinstance(data, Mapping):
-        raise RecipeError(f"{path}: expected keys such as budget, target and search; got {type(data).__name__}")
-    return dict(data), Places({key: (str(path), *place) for key, place in found})
+        raise RecipeError(f"{path}: expected keys such as budget, target and search; got {plain(data)}")
+    of = f" of {path}" if str(path) != origin else ""
+    wrong += [f"{dotted(key)} (line {line}, column {column}){of}: {text}" for key, (line, column), text in bad]
+    return dict(data), Places({key: (str(path), *place) for key, place in found.items()})
+
+
+class Unknown(RecipeError):
+    """No recipe of that name."""
 
 
 def _find(source: str | Path, folder: Path) -> Path:
-    for path in (folder / source, Path(source)):
-        if path.is_file():
-            return path
     name, known = str(source), packaged()
+    try:
+        for path in (folder / source, Path(source)):
+            if path.is_file():
+                return path
+            if path.is_dir() and name not in known:
+                raise Unknown(
+                    f"{path}: expected the path of a YAML file or one of the packaged recipes; it is a folder"
+                )
+    except (OSError, ValueError) as error:  # too long a name
+        if isinstance(error, Unknown):
+            raise
     if name in known:
         return known[name]
     near = difflib.get_close_matches(name, known, n=1)
-    raise RecipeError(
-        f"{name}: expected the path of a YAML file or one of the packaged recipes ({', '.join(known) or 'none'})"
-        + (f". Did you mean {near[0]}?" if near else "")
+    raise Unknown(
+        f"{dotted((name,))}: expected the path of a YAML file or one of the packaged recipes "
+        f"({', '.join(known) or 'none'})" + (f". Did you mean {near[0]}?" if near else "")
     )
 
 
-def _places(node: Any, path: Key = ()) -> Iterator[tuple[Key, tuple[int, int]]]:
-    """Line and column of every key and item of a YAML document."""
-    if node is None:
-        return
-    yield path, (node.start_mark.line + 1, node.start_mark.column + 1)
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            yield from _places(value, (*path, key.value))
-            yield (*path, key.value), (key.start_mark.line + 1, key.start_mark.column + 1)
-    elif isinstance(node, yaml.SequenceNode):
-        for i, value in enumerate(node.value):
-            yield from _places(value, (*path, i))
-
-
-def _explain(error: Any, data: Mapping[str, Any], places: Places, origin: str) -> str:
-    """One line: where, what was expected, what came, what to do."""
+def _explain(error: Any, data: Mapping[str, Any], places: Places, origin: str) -> list[str]:
+    """A line for each thing: where, what was expected, what came, what to do."""
     path, kind, text = tuple(error["loc"]), error["type"], error["msg"].removeprefix("Value error, ")
-    if not path and ": " in text:  # sections that do not go together: the text begins with the one to mend
-        section, _, text = text.partition(": ")
-        path = (section,)
-    while (
-        path and path not in places and len(path) > 1 and not isinstance(_at(data, path[:-1]), (Mapping, list, tuple))
-    ):
+    clash = error.get("ctx", {}).get("error")
+    if isinstance(clash, Clash):
+        return [f"{_where((sections[0],), places, origin)}: {text}" for sections, text in clash.found]
+    if path and path[-1] == "[key]":
+        path = path[:-1]
+    while len(path) > 1 and tuple(map(str, path)) not in places and not _holds(_at(data, path[:-1])):
         path = path[:-1]  # pydantic adds the branch of a union that it tried
-    where = ".".join(map(str, path)) + places.of(path)
-    other = places.get(path, places.get(path[:-1], (origin,)))[0]
-    where += f" of {other}" if other != origin else ""
+    where = _where(path, places, origin)
     if kind == "extra_forbidden":
         known = _fields(path[:-1], data)
-        return f"{where}: expected one of {', '.join(known)}; got {path[-1]!r}.{_nearest(path[-1], known)}"
+        return [f"{where}: expected one of {', '.join(known)}; got {shown(path[-1])}.{_nearest(path[-1], known)}"]
     if kind == "missing":
-        return f"{where}: required, and missing"
+        return [f"{where}: required, and missing"]
+    got = shown(error["input"])
     if kind == "literal_error":
         known = [word.strip(" '") for word in error["ctx"]["expected"].replace(" or ", ", ").split(",")]
-        return f"{where}: expected one of {', '.join(known)}; got {error['input']!r}.{_nearest(error['input'], known)}"
+        return [f"{where}: expected one of {', '.join(known)}; got {got}.{_nearest(error['input'], known)}"]
     if kind == "value_error":
-        return f"{where}: {text}"
-    return f"{where}: {text[0].lower()}{text[1:]}; got {error['input']!r}"
+        return [f"{where}: {text}"]
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        known = _fields(path, data)
+        return [f"{where}: expected settings{', some of ' * bool(known)}{', '.join(known)}; got {got}"]
+    if kind in ("tuple_type", "list_type"):
+        return [f"{where}: expected a list; got {got}"]
+    return [f"{where}: {text[0].lower()}{text[1:]}; got {got}"]
+
+
+def _where(path: tuple[Any, ...], places: Places, origin: str) -> str:
+    found = places.nearest(path)
+    return (dotted(path) or "keys") + places.of(path) + (f" of {found[0]}" if found and found[0] != origin else "")
+
+
+def _holds(value: Any) -> bool:
+    return isinstance(value, (Mapping, list, tuple))
 
 
 def _nearest(word: Any, known: list[str]) -> str:
-    near = difflib.get_close_matches(str(word), known, n=1)
+    near = difflib.get_close_matches(str(word)[:80], known, n=1)
     return f" Did you mean {near[0]}?" if near else ""
 
 
-def _at(data: Any, path: Key) -> Any:
+def _at(data: Any, path: tuple[Any, ...]) -> Any:
     for key in path:
         try:
-            data = data[key]
-        except (KeyError, IndexError, TypeError):
+            data = data[int(key) if isinstance(data, (list, tuple)) else key]
+        except (KeyError, IndexError, TypeError, ValueError):
             return None
     return data
 
 
-def _fields(path: Key, data: Mapping[str, Any]) -> list[str]:
+def _fields(path: tuple[Any, ...], data: Mapping[str, Any]) -> list[str]:
     """The keys that a section may have."""
     if not path:
         return [*Recipe.model_fields, "extends"]

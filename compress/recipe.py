@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,8 +20,9 @@ from pydantic_core import CoreSchema
 
 from . import search as searches
 from .compute import EngineConfig
-from .fields import Left, NotNegative, Share, Strict, Teaching, Training, Width
+from .fields import MOST, Left, Name, NotNegative, Share, Strict, Teaching, Training, Width, near, parse_fraction
 from .search import SearchConfig
+from .yamltext import shown
 
 UNITS = ("macs", "params", "dims", "latency", "auto")
 
@@ -50,7 +51,8 @@ def _attention(value: Any) -> Any:
         return value
     words = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else [value]
     if not words or any(word not in HEADS for word in words):
-        raise ValueError(f"expected true, false, or some of {', '.join(HEADS)}, as [qk, v]; got {value!r}")
+        hint = next((near(str(word), HEADS) for word in words if word not in HEADS), "")
+        raise ValueError(f"expected true, false, or some of {', '.join(HEADS)}, as [qk, v]; got {shown(value)}{hint}")
     if "heads" in words and len(set(words)) > 1:
         raise ValueError(
             f"expected heads alone, or {', '.join(HEADS[:3])}: whole heads and dimensions within them cannot be cut at "
@@ -77,14 +79,14 @@ class Target(Strict):
     mlp: bool = Field(False, description="hidden dimensions of transformers' MLPs, if not all inner channels")
     embedding: bool = Field(False, description="residual streams that pass through layer norms, for the advanced")
     branches: bool = Field(False, description="residual branches of which nothing is worth keeping may go altogether")
-    include: tuple[str, ...] = Field((), description="only these modules (full name, or re:REGEX)", strict=False)
-    exclude: tuple[str, ...] = Field((), description="never these modules (full name, or re:REGEX)", strict=False)
+    include: tuple[Name, ...] = Field((), description="only these modules (full name, or re:REGEX)", strict=False)
+    exclude: tuple[Name, ...] = Field((), description="never these modules (full name, or re:REGEX)", strict=False)
     one_path: bool = Field(
         False, description="where code branches on values, trust the path of the example inputs (torch-pruning's graph)"
     )
-    round_to: int = Field(1, ge=1, description="keep a multiple of this many dimensions in each group")
-    min_keep: int = Field(2, ge=1, description="keep at least this many dimensions in each group")
-    bounds: dict[str, Bound] = Field(
+    round_to: int = Field(1, ge=1, le=MOST, description="keep a multiple of this many dimensions in each group")
+    min_keep: int = Field(2, ge=1, le=MOST, description="keep at least this many dimensions in each group")
+    bounds: dict[Name, Bound] = Field(
         default_factory=dict, description="group (name, or re:REGEX) -> {least: 8, most: 50%}; the last match counts"
     )
 
@@ -106,7 +108,8 @@ class Budget(Strict):
     def _word(cls, value: Any) -> Any:
         if isinstance(value, str):
             if value != "auto":
-                raise ValueError(f"expected auto, or what is left, as {{macs: 50%}}; got {value!r}")
+                hint = near(value, ["auto"]) or (f". Did you mean {{macs: {value}}}?" if parse_fraction(value) else "")
+                raise ValueError(f"expected auto, or what is left, as {{macs: 50%}}; got {value[:80]!r}{hint}")
             return {"auto": True}
         return value
 
@@ -134,8 +137,8 @@ class Budget(Strict):
 class Timing(Strict):
     """How latency is measured, for a latency budget and for the report."""
 
-    batch_size: int = Field(1, ge=1)
-    repeats: int = Field(30, ge=3, description="runs of each network, taken in turn; the median counts")
+    batch_size: int = Field(1, ge=1, le=MOST)
+    repeats: int = Field(30, ge=3, le=MOST, description="runs of each network, taken in turn; the median counts")
 
 
 class Distill(Teaching):
@@ -155,7 +158,9 @@ class Finetune(Training):
     ema: Share | None = Field(
         None, description="decay of a moving average of the weights, such as 0.999, which is kept"
     )
-    recalibrate: int = Field(0, ge=0, description="batches on which batch norms are measured anew before training")
+    recalibrate: int = Field(
+        0, ge=0, le=MOST, description="batches on which batch norms are measured anew before training"
+    )
     best: bool | None = Field(
         None, description="keep the weights that are best on the validation data (default: where there are some)"
     )
@@ -167,7 +172,7 @@ class Export(Strict):
     format: Literal["onnx"] = "onnx"
     dynamic_batch: bool = Field(True, description="batches of any size; else that of the example inputs")
     dynamic_size: bool = Field(False, description="images of any height and width, where the model takes them")
-    opset: int | None = Field(None, ge=1, description="version of ONNX's operators (default: torch's own)")
+    opset: int | None = Field(None, ge=1, le=MOST, description="version of ONNX's operators (default: torch's own)")
     slim: bool = Field(True, description="simplify the graph with onnxslim")
     half: bool = Field(False, description="weights in half precision; inputs and outputs stay float32")
     int8: bool = Field(False, description="also model.int8.onnx, its ranges measured on training data")
@@ -194,11 +199,11 @@ class Data(Strict):
     source: str | None = Field(
         None, description="digits, cifar10:FOLDER, cifar100:FOLDER, folder:FOLDER or package.module:factory"
     )
-    batch_size: int = Field(128, ge=1)
+    batch_size: int = Field(128, ge=1, le=MOST)
     size: int | None = Field(
-        None, ge=1, description="height and width of the images (default: as they are, folder: 224)"
+        None, ge=1, le=MOST, description="height and width of the images (default: as they are, folder: 224)"
     )
-    workers: int = Field(0, ge=0)
+    workers: int = Field(0, ge=0, le=4096)
 
 
 def _known(name: str) -> str:
@@ -217,9 +222,17 @@ def _search(value: Any, handler: Any) -> Any:
     if isinstance(value, SearchConfig):
         return value
     if not isinstance(value, Mapping):
-        raise ValueError(f"expected a method and its settings, as {{method: netslim, epochs: 10}}; got {value!r}")
+        raise ValueError(f"expected a method and its settings, as {{method: netslim, epochs: 10}}; got {shown(value)}")
     named = _Named(method=value.get("method", "magnitude"))
     return searches.config_class(named.method).model_validate({"method": named.method} | dict(value))
+
+
+class Clash(ValueError):
+    """Sections of a recipe that do not go together: which of them, and what to do."""
+
+    def __init__(self, found: list[tuple[tuple[str, ...], str]]) -> None:
+        super().__init__("; ".join(f"{sections[0]}: {text}" for sections, text in found))
+        self.found = found
 
 
 class Recipe(Strict):
@@ -234,7 +247,7 @@ class Recipe(Strict):
     search: Annotated[SerializeAsAny[SearchConfig], WrapValidator(_search), WithJsonSchema({"type": "object"})] = Field(
         default_factory=lambda: searches.config_class("magnitude")(method="magnitude")
     )
-    steps: int = Field(1, ge=1, description="rounds of search and cut, each a step nearer to the budget")
+    steps: int = Field(1, ge=1, le=1000, description="rounds of search and cut, each a step nearer to the budget")
     compensate: bool = Field(False, description="fold the mean of what is dropped into the readers' biases")
     finetune: Finetune | None = Field(None, description="training of the compact network; none if left out")
     timing: Timing = Field(default_factory=lambda: Timing())
@@ -242,22 +255,29 @@ class Recipe(Strict):
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     task: str | None = Field(None, description="package.module:factory of a Task, if not classification from loaders")
     data: Data = Field(default_factory=lambda: Data())
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
 
     @model_validator(mode="after")
-    def _learned(self) -> Recipe:
+    def _together(self) -> Recipe:
+        if found := list(self._clashes()):
+            raise Clash(found)
+        return self
+
+    def _clashes(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Sections that do not go together, the one to mend first, and what to do."""
         if self.budget.auto and not self.search.reaches_zero:
-            raise ValueError(
-                f"budget: auto keeps the dimensions whose score did not reach zero, and with these settings "
+            text = (
+                "auto keeps the dimensions whose score did not reach zero, and with these settings "
                 f"{self.search.method} has no scores that do. Choose bayesnas with a number as gamma; rarts, "
                 "netslim, milenas, darts1 or darts2 with a number as gamma and proximal: true (or penalty: l1_split or "
                 "l0_split); or give a budget"
             )
+            yield ("budget", "search"), text
         if self.compensate and self.target.branches:
-            raise ValueError("compensate: what is dropped has no reader where whole branches go; leave one of them out")
+            text = "what is dropped has no reader where whole branches go; leave one of them out"
+            yield ("compensate", "target"), text
         if self.budget.auto and self.steps > 1:
-            raise ValueError("steps: with budget: auto there is nothing to divide into rounds; leave steps out")
-        return self
+            yield ("steps", "budget"), "with budget: auto there is nothing to divide into rounds; leave steps out"
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:

@@ -77,8 +77,10 @@ def test_exclude_that_matches_nothing_names_the_nearest() -> None:
 
 
 def test_expression_that_is_wrong_is_named() -> None:
-    with pytest.raises(ValueError, match=r"target\.exclude: .*re:\(head"):
-        compress.find_groups(model(), torch.randn(1, 3, 8, 8), Target(exclude=("re:(head",)))
+    """When the recipe is read, not when the groups are known."""
+    for target in ({"exclude": ["re:(head"]}, {"include": ["re:(head"]}, {"bounds": {"re:(head": {"least": 2}}}):
+        with pytest.raises(compress.RecipeError, match=r"target\.[a-z.0(:]*: 're:\(head' is not a regular expression"):
+            compress.Recipe.load(RECIPE | {"target": target})
 
 
 def names(**target: Any) -> list[str]:

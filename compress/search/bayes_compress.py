@@ -44,7 +44,7 @@ from .structures import STRUCTURES, as_four, families, layers, over
 
 def _structures(value: Any) -> Any:
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()
-    unknown = [name for name in names if name not in STRUCTURES]
+    unknown = [name for name in names if not isinstance(name, str) or name not in STRUCTURES]
     if not names or unknown:
         came = unknown[0] if unknown else value
         raise ValueError(f"expected one of {', '.join(STRUCTURES)}, or a list of them; got {came!r}")
