@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import nn
 
 from .branches import survives
 from .budget import Bounds, BudgetError, choose, percent, smallest
 from .checkpoint import Store
 from .deploy import check_export
+from .digest import digest
 from .discover import find_groups
 from .engine import pick_device
 from .files import EXPORTED, whole_directory, write_whole
@@ -62,7 +63,9 @@ class Pruned:
     def _write(self, folder: Path) -> None:
         """Every file whole; the report last: where it is, all is."""
         self.plan.save(folder / "plan.json")
-        write_whole(folder / "model.safetensors", save(_stored(self.model)))
+        stored = _stored(self.model)
+        bound = {"plan": self.plan.digest(), "weights": digest(stored)}  # a foreign plan or a damaged file is noticed
+        write_whole(folder / "model.safetensors", save(stored, bound))
         write_whole(folder / "report.html", page(self.report).encode())
         write_whole(folder / "report.json", self.report.to_json().encode())
 
@@ -127,7 +130,7 @@ def load(model: nn.Module, directory: str | Path) -> nn.Module:
     """Cut a fresh dense model to the saved shape, in place, and give it the saved weights. Runs no code from disk.
 
     Raises:
-        PlanError: the directory was saved from another model.
+        PlanError: the directory is damaged or was saved from another model; nothing was changed.
         FileNotFoundError: nothing was saved there.
     """
     folder = Path(directory)
@@ -233,9 +236,16 @@ def _checked_weights(model: nn.Module, plan: Plan, path: Path) -> dict[str, torc
     """The stored tensors, once they are known to fit what the plan makes of the model."""
     plan.check(model)
     try:
-        stored = load_file(path)
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a safetensors file ({error})") from error
+        with safe_open(path, "pt") as file:
+            bound, stored = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise PlanError(f"{path}: not a safetensors file, or a damaged one ({error})") from error
+    if not bound.keys() >= {"plan", "weights"}:
+        raise PlanError(f"{path}: expected the hashes of plan and weights that save() writes; got none. Save it again")
+    if bound["weights"] != digest(stored):
+        raise PlanError(f"{path}: damaged: its weights are not those that were saved. Take a copy, or prune again")
+    if bound["plan"] != plan.digest():
+        raise PlanError(f"{path}: was saved along with another plan than {path.with_name('plan.json')}")
     there = {name: tensor for name, tensor in _stored(model).items() if survives(name, plan.gone)}
     expected = {name: plan.shape_of(name, tensor.shape) for name, tensor in there.items()}
     expected |= {f"{module}.bias": (size,) for module, size in plan.biases.items()}

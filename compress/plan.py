@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +15,14 @@ from torch import nn
 
 from .attention import form_of, name_of
 from .files import write_whole
+from .validate import PlanError as PlanError
+from .validate import check_form, misfits, read
 
 if TYPE_CHECKING:
     from .groups import Groups, Index
     from .kernels import Kernel
 
 VERSION = 1
-
-
-class PlanError(ValueError):
-    """A plan that does not fit the model, or a file that is not a plan."""
 
 
 @dataclass
@@ -142,6 +141,7 @@ class Plan:
             here = form_of(modules[name]) if name in modules else None
             if name in modules and (here is None or name_of(here) != form):
                 wrong.append(f"{name}: expected {form}, which has a compact form; got {type(modules[name]).__name__}")
+        wrong += misfits(self, modules, tensors) if not wrong else []
         if any(".parametrizations." in name for name in tensors) and wrong:
             wrong.append("the model has parametrizations: call compress.gates.fold_(model) first")
         if wrong:
@@ -213,9 +213,15 @@ class Plan:
             PlanError: not a plan, or one of a newer version.
         """
         try:
-            return cls.from_dict(json.loads(Path(path).read_text()))
-        except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise PlanError(f"{path}: not a plan ({type(error).__name__}: {error})") from error
+            return cls.from_dict(read(Path(path)))
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from None
+        except ValueError as error:
+            raise PlanError(f"{path}: not a plan ({error})") from error
+
+    def digest(self) -> str:
+        """A hash of all that the plan says."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; arrays of positions that occur more than once are stored once."""
@@ -245,11 +251,11 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        if data["version"] != VERSION:
-            raise PlanError(f"plan of version {data['version']}: this library reads version {VERSION}")
-        for name, kept in data["keep"].items():
-            if not all(0 <= i < data["widths"][name] for i in kept):
-                raise PlanError(f"group {name}: expected kept dimensions in 0..{data['widths'][name] - 1}; got others")
+        """
+        Raises:
+            PlanError: not a plan, one of another version, or one that contradicts itself.
+        """
+        check_form(data, VERSION)
         indices = [np.array(index, dtype=np.int64) for index in data["indices"]]
         return cls(
             keep={name: list(kept) for name, kept in data["keep"].items()},

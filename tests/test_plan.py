@@ -120,10 +120,15 @@ def test_file_that_is_no_plan_is_an_error(text: str, tmp_path: Path) -> None:
 
 def test_plan_with_damaged_indices_is_an_error(tmp_path: Path) -> None:
     _, plan = planned("chain")
-    for damage in ({"indices": []}, {"slices": 5}, {"keep": [1]}, {"shapes": None}):
+    for damage, text in (
+        ({"indices": []}, "slices 0.0.weight: expected for each dimension the number of positions within the dense"),
+        ({"slices": 5}, "not a plan: slices: expected a table; got 5"),
+        ({"keep": [1]}, "not a plan: keep: expected a table"),
+        ({"shapes": None}, "not a plan: shapes: expected a table; got None"),
+    ):
         path = tmp_path / "plan.json"
         path.write_text(json.dumps(plan.to_dict() | damage))
-        with pytest.raises(PlanError, match="not a plan"):
+        with pytest.raises(PlanError, match=rf"plan\.json: {text}"):
             Plan.load(path)
 
 
