@@ -234,7 +234,10 @@ def _stored(model: nn.Module) -> dict[str, torch.Tensor]:
 
 def _checked_weights(model: nn.Module, plan: Plan, path: Path) -> dict[str, torch.Tensor]:
     """The stored tensors, once they are known to fit what the plan makes of the model."""
-    plan.check(model)
+    try:
+        plan.check(model)
+    except PlanError as error:
+        raise PlanError(f"{path.with_name('plan.json')}: {error}") from None
     try:
         with safe_open(path, "pt") as file:
             bound, stored = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn, optim
 
+from .digest import digest
 from .files import write_whole
 
 NAME, BEFORE = "checkpoint.safetensors", "checkpoint.before.safetensors"
@@ -37,6 +38,10 @@ class State:
             for i, values in optimizer.state_dict()["state"].items():
                 found |= {f"optimizer{k}/{i}/{n}": v for n, v in values.items() if isinstance(v, Tensor)}
         return found
+
+    def sound(self) -> bool:
+        """Whether every weight is a finite number: what went wrong is not to replace what was right."""
+        return all(bool(p.isfinite().all()) for m in self.modules.values() for p in m.parameters())
 
     @torch.no_grad()
     def restore_(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -72,7 +77,8 @@ class Store:
             where = t.untyped_storage().data_ptr()
             dense[name] = t.clone() if where in seen else t
             seen.add(where)
-        write_whole(self.path, save(dense, {"facts": json.dumps(facts)}), before=self.before)
+        text = json.dumps(facts)
+        write_whole(self.path, save(dense, {"facts": text, "hash": digest(dense, text)}), before=self.before)
 
     def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest, or the one before where that one is damaged; None where there is none.
@@ -85,7 +91,7 @@ class Store:
             if path.exists():
                 try:
                     return _read(path)
-                except (SafetensorError, KeyError, TypeError, ValueError) as error:
+                except (SafetensorError, KeyError, TypeError, ValueError, OSError, RuntimeError) as error:
                     errors.append(f"{path}: not a checkpoint ({error})")
         if errors:
             raise ValueError("; ".join(errors) + "; start anew in another workdir")
@@ -98,8 +104,11 @@ class Store:
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(path, "pt") as file:
-        facts = json.loads(file.metadata()["facts"])
-        return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+        text, seal = file.metadata()["facts"], file.metadata()["hash"]
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    if digest(tensors, text) != seal:
+        raise ValueError("its content is not what was written")
+    return tensors, json.loads(text)
 
 
 def random_state() -> dict[str, Any]:

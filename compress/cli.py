@@ -302,6 +302,7 @@ def main() -> None:
     except Exception as error:
         known = isinstance(error, (ValueError, TypeError, OSError, ImportError, Diverged))
         text = str(error) if known else f"{type(error).__name__}: {error}"
+        text = "\n".join([text, *getattr(error, "__notes__", [])]).encode("utf-8", "backslashreplace").decode()
         err.print(text, style="red", markup=False, highlight=False)
         raise SystemExit(1 if isinstance(error, BudgetError) else 2) from None
     finally:

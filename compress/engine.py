@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .budget import BudgetError
 from .checkpoint import State, Store, own_randomness, random_state
 from .compute import Compute, EngineConfig, Several
 from .display import Display
@@ -48,6 +49,7 @@ class Engine:
         self.seconds: dict[str, float] = {}
         self.facts: dict[str, Any] = {}  # what belongs into every checkpoint beside the state of the stage
         self.save_every = SAVE_EVERY
+        self.where = ""  # in a training
         self._saved, self._cost = time.monotonic(), 0.0
 
     def move(self, batch: Any) -> Any:
@@ -75,8 +77,15 @@ class Engine:
         except KeyboardInterrupt:
             self.display.say(f"interrupted in stage {name}; {self.how_to_resume()}")
             raise
+        except (Diverged, BudgetError):
+            raise
+        except Exception as error:
+            text = f"stopped in stage {name}{self.where}; {self.how_to_resume()}"
+            error.add_note(text) if hasattr(error, "add_note") else self.display.say(text)
+            raise
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0) + time.perf_counter() - start, 3)
+            self.where = ""
 
     def how_to_resume(self) -> str:
         if self.store is None:
@@ -132,6 +141,7 @@ class Engine:
             for place, batch in batches(loader, self.seed, name, total - done, at):
                 terms = step(self.move(batch))
                 done += 1
+                self.where = f", behind step {done} of {total}"
                 looks = done % look == 0 or done == total
                 due = self.store is not None and looks and done < total and self._due()
                 if looks:
@@ -145,7 +155,7 @@ class Engine:
                     sums, count = {}, 0
                 if measure and (done == total or (check and done % check == 0)):
                     self.record(where, {f"val_{k}": v for k, v in measure().items()})
-                if due:
+                if due and agreed(state.sound()):
                     facts = {"done": done, "sums": sums, "count": count, "random": everyone(random_state())}
                     self.save(state, facts | place)
 
@@ -176,9 +186,11 @@ class Engine:
         bad = {key: value for key, value in values.items() if not math.isfinite(value)}
         if bad:
             terms = ", ".join(f"{key} {value:.4g}" for key, value in values.items())
+            kept = self.store is not None and self.store.path.exists()
             raise Diverged(
                 f"{name}, step {done} of {total}: the loss is not finite ({terms}). Lower its lr, add warmup or "
                 "clip, or look for NaN in the data, and start anew (in another workdir, if there is one)."
+                + (f" Where it was the data: mend them, and {self.how_to_resume()}" if kept else "")
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for anybody, this user or this process
 EXPORTED = ("model.onnx", "model.int8.onnx")
 SAVED = {
     "plan.json",
@@ -18,26 +20,59 @@ SAVED = {
     "run.json",
     "checkpoint.safetensors",
     "checkpoint.before.safetensors",
+    ".lock",
     *EXPORTED,
 }
 
 
 def write_whole(path: Path, data: bytes, before: Path | None = None) -> None:
-    """Write beside the target, then rename over it; what was there goes to `before`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    """Write beside the target, then rename over it; what was there goes to `before`.
+
+    Raises:
+        OSError: it cannot be written; what was there is as it was, and nothing is left beside it.
+    """
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)
-        if before is not None and path.exists():
-            os.replace(path, before)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            if before is not None and path.exists():
+                os.replace(path, before)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise unwritten(path, len(data), error) from error
+
+
+def unwritten(path: Path, size: int, error: OSError) -> OSError:
+    """The same error, with what was to be written where, and what to do about it."""
+    there = next((p for p in path.absolute().parents if p.is_dir()), Path("/"))
+    text = f"{path}: cannot be written: {error.strerror or error}. It takes {_bytes(size)}"
+    if error.errno in FULL:
+        text += f", and {there} has {_bytes(shutil.disk_usage(there).free)} left for all: make room"
+    else:
+        text += ": choose a place that can be written to"
+    held = "; the file that was there is as it was" if path.is_file() else ""
+    found = OSError(f"{text}{held}")
+    found.errno = error.errno
+    return found
+
+
+def _bytes(count: float) -> str:
+    """
+    >>> _bytes(12), _bytes(2_345_678)
+    ('12 bytes', '2.3 MB')
+    """
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    unit = next((u for u in ("kB", "MB", "GB") if (count := count / 1000) < 1000), "TB")
+    return f"{count / 1000 if unit == 'TB' else count:.1f} {unit}"
 
 
 def check_directory(path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from .gates import fold_
 from .groups import Groups
 from .line import Line
 from .loading import derived, length_of, steps_of
+from .lock import locked
 from .plan import Plan
 from .preflight import NotReady, Ready, make_ready
 from .processes import agree_, agreed, first, rank, world
@@ -40,7 +41,7 @@ from .split import halves
 from .states import compiled, synchronised
 from .timing import batched, check_reach, choose_by_latency, compare
 from .tracking import tracking
-from .workdir import check_workdir, own_workdir
+from .workdir import IDENTITY, check_workdir, own_workdir
 
 
 class Run:
@@ -85,14 +86,19 @@ class Run:
         """
         place = pick_device(device, model)  # where several processes meet
         store = Store(workdir) if workdir is not None else None
-        known = first(lambda: check_workdir(workdir, model, recipe, resume)) if workdir is not None else None
-        with Display(quiet or rank() > 0) as display, own_randomness(recipe.seed):
+        with ExitStack() as alone, Display(quiet or rank() > 0) as display, own_randomness(recipe.seed):
+            known: dict[str, Any] | None = None
+            if workdir is not None:
+                first(lambda: (alone.enter_context(locked(workdir)), None)[1])
+                known = first(lambda: check_workdir(workdir, model, recipe, resume))
             engine = Engine(place, recipe.seed, display, store, recipe.engine)
             run = cls(model, recipe, engine, **given)
             if workdir is not None and known is not None:
                 known["data"] = {"train": length_of(run.train), "val": length_of(run.task.val), "processes": world()}
-                first(lambda: own_workdir(workdir, model, recipe, resume, known))
+                engine.facts["run"] = first(lambda: own_workdir(workdir, model, recipe, resume, known))
             if resume and store is not None and (found := first(store.load)) is not None:
+                if found[1].get("run") != engine.facts["run"]:
+                    raise ValueError(f"{store.path}: of another run than {IDENTITY} beside it; start anew elsewhere")
                 if isinstance(run.train, Iterator):
                     raise NotReady(
                         "train: a run on an iterator, which is read only once, cannot be resumed; start anew"

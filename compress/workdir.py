@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from .checkpoint import Store, tensors_of
+from .digest import digest
 from .files import write_whole
+from .lock import LOCK
 from .recipe import Recipe
+from .validate import read
 
 IDENTITY = "run.json"
 
@@ -34,7 +34,7 @@ def check_workdir(
         raise FileExistsError(f"{folder}: expected a directory, found a file")
     for left in folder.glob(f".{Store(folder).path.name}.*") if folder.exists() else ():
         left.unlink()  # of a checkpoint that was being written
-    held = sorted(p.name for p in folder.iterdir()) if folder.exists() else []
+    held = sorted(p.name for p in folder.iterdir() if p.name != LOCK) if folder.exists() else []
     if held in ([], [IDENTITY]):  # a run that stopped before it had anything to keep
         return identity
     if IDENTITY not in held:
@@ -46,11 +46,11 @@ def check_workdir(
             "choose another"
         )
     try:
-        before = json.loads((folder / IDENTITY).read_text())
+        before = read(folder / IDENTITY)
         pairs = [(key, before[key], identity[key]) for key in before if key in identity]
         if not {"recipe", "model"} <= before.keys():
             raise TypeError("recipe and model are missing")
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{folder / IDENTITY}: damaged ({error}); start anew in another workdir") from error
     differences = [line for key, old, new in pairs for line in _differences(old, new, key)]
     if differences:
@@ -58,26 +58,50 @@ def check_workdir(
     return identity
 
 
-def own_workdir(folder: Path, model: nn.Module, recipe: Recipe, resume: bool, identity: dict[str, Any]) -> None:
-    """Check once more, now that all is known about the run, and write down whose directory it is."""
+def own_workdir(folder: Path, model: nn.Module, recipe: Recipe, resume: bool, identity: dict[str, Any]) -> str:
+    """Check once more, now that all is known about the run, and write down whose directory it is; returns its hash."""
     check_workdir(folder, model, recipe, resume, identity)
     write_whole(folder / IDENTITY, json.dumps(identity, indent=1).encode())
+    return digest({}, json.dumps(identity, sort_keys=True))
 
 
-def fingerprint(model: nn.Module) -> str:
-    """A hash of every tensor's name, type and numbers."""
-    total = hashlib.sha256()
-    for name, tensor in tensors_of(model).items():
-        total.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
+def fingerprint(model: nn.Module) -> dict[str, str]:
+    """Every tensor's type and shape, and a hash of its numbers."""
+    return {
+        name: f"{str(t.dtype).removeprefix('torch.')} {list(t.shape)} {digest({'': t})[:16]}"
+        for name, t in tensors_of(model).items()
+    }
 
 
 def _differences(old: Any, new: Any, path: str = "") -> Iterator[str]:
-    if isinstance(old, dict) and isinstance(new, dict):
+    if path == "model":
+        yield from _other_model(old, new)
+    elif isinstance(old, dict) and isinstance(new, dict):
         for key in {**old, **new}:
             yield from _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-    elif old != new and path == "model":
-        yield "the model has other weights, or is another"
     elif old != new:
         yield f"{path.removeprefix('recipe.')}: was {old!r}, is {new!r}"
+
+
+def _other_model(old: Any, new: dict[str, str]) -> Iterator[str]:
+    """Which tensors are gone, new, or of another shape; if none are, which have other numbers."""
+    if not isinstance(old, dict) or not all(isinstance(facts, str) for facts in old.values()):
+        yield "the model has other weights, or is another"
+        return
+    shape = {name: facts.rpartition(" ")[0] for name, facts in old.items()}
+    gone, more = [name for name in old if name not in new], [name for name in new if name not in old]
+    other = [name for name in old if name in new and new[name].rpartition(" ")[0] != shape[name]]
+    if gone:
+        yield f"the model: had {gone[0]}, {shape[gone[0]]}{_and_more(gone)}, and has not"
+    if more:
+        yield f"the model: has {more[0]}, {new[more[0]].rpartition(' ')[0]}{_and_more(more)}, and had not"
+    if other:
+        now = new[other[0]].rpartition(" ")[0]
+        yield f"the model: {other[0]} was {shape[other[0]]}, is {now}{_and_more(other)}"
+    numbers = [name for name in old if new.get(name) != old[name]]
+    if numbers and not (gone or more or other):
+        yield f"the model: has the same shapes and other numbers, first in {numbers[0]}{_and_more(numbers)}"
+
+
+def _and_more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

@@ -14,15 +14,18 @@ import pytest
 import torch
 from case import build, example
 from cases import CASES
+from digits import dense, loaders
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from test_resume import FULL, Stop, Stopping, checkpoint_at_every_step  # noqa: F401
+from test_resume import FULL, Stop, Stopping
 from torch import nn
 
 import compress
 from compress import Plan, PlanError
+from compress.checkpoint import Store
+from compress.workdir import IDENTITY, check_workdir
 
 NAMES = ("chain", "tied_weights")
 FIXED = settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -221,3 +224,53 @@ def test_json_that_no_plan_has_is_refused(raw: bytes, text: str, tmp_path: Path)
         file.truncate(1 << 40)
     with pytest.raises(PlanError, match="expected at most 256 MB; got 1099511627776 bytes"):
         Plan.load(path)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The working directory of a run that was stopped behind its cut."""
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(Stop):
+        compress.prune(dense(), FULL, train=Stopping(loaders(64, 256)[0], 7), workdir=folder, quiet=True)
+    return folder
+
+
+@FIXED
+@given(draw=st.data())
+def test_damaged_checkpoints_are_refused_or_the_same(draw: st.DataObject, stopped: Path, tmp_path_factory: Any) -> None:
+    raw = bytearray(Store(stopped).path.read_bytes())
+    at = draw.draw(st.integers(0, len(raw) - 1) | st.integers(0, 9000))  # its header, too
+    if draw.draw(st.booleans()):
+        raw[at] ^= 1 << draw.draw(st.integers(0, 7))
+    else:
+        raw = raw[:at]
+    store = Store(tmp_path_factory.mktemp("damaged"))
+    store.path.write_bytes(bytes(raw))
+    try:
+        found, right = store.load(), Store(stopped).load()
+    except ValueError as error:
+        assert "checkpoint.safetensors: not a checkpoint" in str(error)
+        return
+    assert found is not None and right is not None and found[1] == right[1]
+    assert all(torch.equal(tensor, right[0][name]) for name, tensor in found[0].items())
+
+
+@FIXED
+@given(draw=st.data())
+def test_damaged_identities_are_refused_or_the_same(draw: st.DataObject, stopped: Path, tmp_path_factory: Any) -> None:
+    raw = bytearray((stopped / IDENTITY).read_bytes())
+    recipe, right = compress.Recipe.load(FULL), json.loads(raw)
+    at = draw.draw(st.integers(0, len(raw) - 1))
+    if draw.draw(st.booleans()):
+        raw[at] ^= 1 << draw.draw(st.integers(0, 7))
+    else:
+        raw = raw[:at]
+    folder = tmp_path_factory.mktemp("damaged")
+    (folder / IDENTITY).write_bytes(bytes(raw))
+    Store(folder).path.write_bytes(b"")
+    try:
+        found = check_workdir(folder, dense(), recipe, resume=True, identity=dict(right))
+    except (FileExistsError, ValueError) as error:
+        assert str(folder) in str(error)
+        return
+    assert found == right

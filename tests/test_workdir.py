@@ -62,8 +62,30 @@ def test_directory_of_another_run_is_refused_with_the_difference(tmp_path: Path)
     changed = dense()
     with torch.no_grad():
         changed.stem[0].weight[0, 0, 0, 0] += 1
+    for model, text in (
+        (changed, r"the model: has the same shapes and other numbers, first in stem\.0\.weight$"),
+        (
+            torch.nn.Sequential(dense()),
+            r"had stem\.0\.weight, .*, and has not\n  the model: has 0\.stem\.0\.weight, float32",
+        ),
+        (dense().double(), r"stem\.0\.weight was float32 \[(.*)\], is float64 \[\1\] \(and \d+ more\)"),
+    ):
+        with pytest.raises(FileExistsError, match=rf"(?s)belongs to another run:\n.*{text}"):
+            compress.prune(model, FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+    facts = json.loads((tmp_path / "run.json").read_text()) | {"model": "a hash"}
+    (tmp_path / "run.json").write_text(json.dumps(facts))
     with pytest.raises(FileExistsError, match="the model has other weights, or is another"):
-        compress.prune(changed, FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+        compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+
+
+def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    train, val = small()
+    for name, recipe in (("a", FULL), ("b", {**FULL, "seed": 7})):
+        with pytest.raises(Stop):
+            compress.prune(dense(), recipe, train=Stopping(train, 9), val=val, workdir=tmp_path / name, quiet=True)
+    Store(tmp_path / "a").path.write_bytes(Store(tmp_path / "b").path.read_bytes())
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors: of another run than run\.json beside it"):
+        compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path / "a", resume=True, quiet=True)
 
 
 def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:

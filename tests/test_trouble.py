@@ -1,0 +1,258 @@
+"""Full disks, places that cannot be written to, failing loaders, NaN, Ctrl-C, two runs at once: nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from digits import dense, loaders
+from test_prune import same_weights
+from test_resume import FULL, Stop, Stopping, checkpoint_at_every_step, small, undisturbed  # noqa: F401
+
+import compress
+from compress import cli
+from compress.checkpoint import Store
+from compress.lock import LOCK, locked
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="limits and mounts of POSIX systems")
+
+
+class Acting:
+    """A loader that does something when its n-th batch is asked for, counted over all epochs and stages."""
+
+    def __init__(self, after: int, act: Callable[[Any], Any]) -> None:
+        self.loader, self.left, self.act = small()[0], after, act
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self.left -= 1
+            yield self.act(batch) if self.left == -1 else batch
+
+
+def pruned(workdir: Path, train: Any = None, resume: bool = False, **more: Any) -> compress.Pruned:
+    given = {"train": train or small()[0], "val": small()[1], "workdir": workdir, "quiet": True}
+    return compress.prune(dense(), {**FULL, **more}, resume=resume, **given)
+
+
+def scraps(folder: Path) -> list[str]:
+    return [p.name for p in folder.iterdir() if p.name.startswith(".")]
+
+
+def notes(error: pytest.ExceptionInfo[BaseException]) -> str:
+    return "\n".join(getattr(error.value, "__notes__", ["stopped in stage; go on with resume=True"]))
+
+
+@contextmanager
+def mounted(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own, of a given size."""
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
+    if done.returncode:
+        pytest.skip(f"no file systems can be mounted here: {done.stderr.decode().strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_file_that_may_not_grow_leaves_the_checkpoint_before(
+    tmp_path: Path,
+    undisturbed: compress.Pruned,  # noqa: F811
+) -> None:
+    """The kernel itself stops the write in its middle."""
+    before, limits = b"", resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def tighten(batch: Any) -> Any:
+        nonlocal before
+        before = Store(tmp_path).path.read_bytes()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+        return batch
+
+    try:
+        with pytest.raises(OSError, match="cannot be written") as caught:
+            pruned(tmp_path, Acting(9, tighten))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = str(caught.value)
+    assert "checkpoint.safetensors: cannot be written: File too large. It takes " in said
+    assert "left for all: make room; the file that was there is as it was" in said
+    assert "stopped in stage finetune, behind step 3 of 8; go on with resume=True" in notes(caught)
+    assert Store(tmp_path).path.read_bytes() == before
+    assert not scraps(tmp_path)
+    assert same_weights(pruned(tmp_path, resume=True).model, undisturbed.model)
+
+
+def test_full_disk_leaves_the_checkpoint_before(tmp_path: Path, undisturbed: compress.Pruned) -> None:  # noqa: F811
+    with mounted(tmp_path / "small", "8m") as disk:
+
+        def fill(batch: Any) -> Any:
+            with (disk / "filler").open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
+                while True:
+                    file.write(bytes(1 << 16)) or file.write(b"0")
+            return batch
+
+        with pytest.raises(OSError, match=r"No space left on device\. It takes .*small/run has 0 bytes left for all"):
+            pruned(disk / "run", Acting(4, fill))
+        assert not scraps(disk / "run")
+        (disk / "filler").unlink()
+        assert same_weights(pruned(disk / "run", resume=True).model, undisturbed.model)
+
+
+def test_place_that_cannot_be_written_to_is_refused_before_anything_is_spent(
+    tmp_path: Path,
+    undisturbed: compress.Pruned,  # noqa: F811
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(OSError, match=r"file/run/\.lock: cannot be written: Not a directory.*choose a place"):
+        pruned(tmp_path / "file" / "run")
+    with mounted(tmp_path / "disk", "8m") as disk:
+        with pytest.raises(Stop):
+            pruned(disk / "run", Stopping(small()[0], 9))
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        with pytest.raises(
+            OSError, match=r"\.lock: cannot be written: Read-only file system\. .*choose a place that can"
+        ):
+            pruned(disk / "run", resume=True)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        assert same_weights(pruned(disk / "run", resume=True).model, undisturbed.model)
+
+
+@pytest.mark.parametrize(("after", "stage"), [(4, "search, behind step 3 of 6"), (9, "finetune, behind step 2 of 8")])
+def test_loader_that_fails_in_the_middle_costs_nothing(
+    after: int,
+    stage: str,
+    tmp_path: Path,
+    undisturbed: compress.Pruned,  # noqa: F811
+) -> None:
+    def fail(batch: Any) -> Any:
+        raise ConnectionError("the server of images is gone")
+
+    with pytest.raises(ConnectionError, match="the server of images is gone") as caught:
+        pruned(tmp_path, Acting(after, fail))
+    if sys.version_info >= (3, 11):
+        assert (
+            notes(caught)
+            == f"stopped in stage {stage}; go on with resume=True (--resume) and the same workdir, {tmp_path}"
+        )
+    assert same_weights(pruned(tmp_path, resume=True).model, undisturbed.model)
+
+
+def test_nan_in_the_data_leaves_the_checkpoint_before(tmp_path: Path, undisturbed: compress.Pruned) -> None:  # noqa: F811
+    with pytest.raises(
+        compress.engine.Diverged, match=r"(?s)finetune, step 3 of 8: .*mend them, and go on with resume=True"
+    ):
+        pruned(tmp_path, Acting(9, lambda batch: [batch[0] * float("nan"), batch[1]]))
+    assert same_weights(pruned(tmp_path, resume=True).model, undisturbed.model)
+
+
+def test_weights_that_are_no_numbers_do_not_replace_a_checkpoint(tmp_path: Path) -> None:
+    """The loss of a step is finite, and the weights behind it are not."""
+    with pytest.raises(compress.engine.Diverged, match="the loss is not finite"):
+        pruned(tmp_path, finetune={"epochs": "8 steps", "lr": 1e38, "schedule": "constant", "momentum": 0})
+    found = Store(tmp_path).load()
+    assert found is not None
+    assert all(bool(t.isfinite().all()) for t in found[0].values())
+
+
+def interrupted() -> tuple[Any, Any]:
+    """Loaders of which the first is interrupted by a signal."""
+    train, val = loaders(batch=64, count=256)
+
+    class Interrupted(Acting):
+        def __init__(self) -> None:
+            super().__init__(9, lambda batch: signal.raise_signal(signal.SIGINT) or batch)
+
+    return (Interrupted() if os.environ.get("INTERRUPT") else train), val
+
+
+def test_interrupted_command_says_how_to_go_on_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "budget: {macs: 50%}\nsearch: {method: netslim, epochs: 6 steps}\n"
+        "finetune: {epochs: 8 steps}\ntiming: {repeats: 3}\n"
+    )
+    words = ["--model", "compress.quickstart:Network", "--data", "test_trouble:interrupted", "--recipe", str(recipe)]
+
+    def run(*more: str) -> tuple[int, str]:
+        torch.manual_seed(0)  # of the model, which has no weights from a file
+        monkeypatch.setattr(sys, "argv", ["compress", "prune", *words, *more])
+        with pytest.raises(SystemExit) as done:
+            cli.main()
+        return int(done.value.code or 0), " ".join(capsys.readouterr().err.split())
+
+    monkeypatch.setenv("INTERRUPT", "1")
+    code, said = run("--workdir", str(tmp_path / "out"))
+    assert code == 130
+    assert "interrupted in stage finetune; go on with resume=True (--resume) and the same workdir" in said
+    assert "Traceback" not in said
+    monkeypatch.delenv("INTERRUPT")
+    assert run("--workdir", str(tmp_path / "out"), "--resume", "--quiet")[0] == 0
+    assert run("--workdir", str(tmp_path / "whole"), "--quiet")[0] == 0
+    states = [compress.load(compress.quickstart.Network(), tmp_path / name) for name in ("out", "whole")]
+    assert same_weights(*states)
+
+
+def test_second_run_in_a_workdir_is_refused_while_the_first_lasts(tmp_path: Path) -> None:
+    def second(batch: Any) -> Any:
+        with pytest.raises(FileExistsError, match=rf"in use by another run \(process {os.getpid()} on .*, this one\)"):
+            pruned(tmp_path, resume=True)
+        return batch
+
+    pruned(tmp_path, Acting(4, second))
+    assert not (tmp_path / LOCK).exists()
+
+
+HOLDER = """
+import fcntl, os, sys, time
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+file.write(f"process {os.getpid()} on here"); file.flush()
+if os.fork() == 0:
+    time.sleep(60)  # as a loader's worker, which lives on a little
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_lock_of_another_process_names_it_and_goes_when_it_is_killed(tmp_path: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / LOCK)], stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        text = (
+            rf"in use by another run \(process {holder.pid} on here\); wait for it, stop it, or choose another workdir"
+        )
+        with pytest.raises(FileExistsError, match=text), locked(tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+        with locked(tmp_path):
+            assert (tmp_path / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+    finally:
+        os.killpg(holder.pid, signal.SIGKILL)
+        holder.stdout.close() if holder.stdout else None
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_directory_that_the_lock_made_goes_with_it_unless_it_is_used(tmp_path: Path) -> None:
+    with locked(tmp_path / "deep" / "new"):
+        assert (tmp_path / "deep" / "new" / LOCK).exists()
+    assert not (tmp_path / "deep" / "new").exists()
+    with locked(tmp_path / "used"):
+        (tmp_path / "used" / "run.json").write_text("{}")
+    assert [p.name for p in (tmp_path / "used").iterdir()] == ["run.json"]
