@@ -27,7 +27,7 @@ from .files import EXPORTED, whole_directory, write_whole
 from .groups import Groups
 from .page import page
 from .plan import Plan, PlanError
-from .preflight import NotReady, unwrapped
+from .preflight import NotReady, check_groups, unwrapped
 from .processes import agreed, rank
 from .recipe import Recipe
 from .report import Report
@@ -175,10 +175,12 @@ def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Pre
 
     Raises:
         RecipeError: the recipe is wrong.
+        NotReady: the model has none of what the recipe targets.
         TraceError: the model does not run on the example inputs.
     """
     recipe = Recipe.load(recipe)
     groups = find_groups(model, example_inputs, recipe.target)
+    check_groups(groups, recipe.target)
     budget, target = recipe.budget, recipe.target
     notes: list[str] = []
     timed = budget.unit == "latency"
@@ -207,10 +209,7 @@ def _finished(model: nn.Module, recipe: Recipe, folder: Path, device: str | torc
     if not all((folder / name).exists() for name in (IDENTITY, "plan.json", "model.safetensors", "report.json")):
         return None
     check_workdir(folder, model, recipe, resume=True)
-    try:
-        report = Report.load(folder / "report.json")
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / 'report.json'}: damaged ({error}); start anew in another workdir") from error
+    report = Report.load(folder / "report.json")
     if recipe.export is not None and not report.export:
         return None  # all but the export is done
     compact = load(copy.deepcopy(model), folder).to(pick_device(device, model))

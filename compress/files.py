@@ -51,13 +51,15 @@ def write_whole(path: Path, data: bytes, before: Path | None = None) -> None:
 
 
 def unwritten(path: Path, size: int, error: OSError) -> OSError:
-    """The same error, with what was to be written where, and what to do about it."""
+    """The same error, with what was to be written where, how much room it takes, and what to do about it."""
     there = next((p for p in path.absolute().parents if p.is_dir()), Path("/"))
-    text = f"{path}: cannot be written: {error.strerror or error}. It takes {_bytes(size)}"
+    blocked = next((p for p in path.absolute().parents if p.is_file()), None)
+    why = f"{blocked} is a file" if blocked is not None else error.strerror or str(error)
+    text = f"{path}: cannot be written: {why}. "
     if error.errno in FULL:
-        text += f", and {there} has {_bytes(shutil.disk_usage(there).free)} left for all: make room"
+        text += f"It takes {_bytes(size)}, and {there} has {_bytes(shutil.disk_usage(there).free)} left: make room"
     else:
-        text += ": choose a place that can be written to"
+        text += "Choose a place that can be written to"
     held = "; the file that was there is as it was" if path.is_file() else ""
     found = OSError(f"{text}{held}")
     found.errno = error.errno
@@ -95,11 +97,15 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
     Raises:
         FileExistsError: `path` holds files that are not ours to replace.
+        OSError: it cannot be written.
     """
     check_directory(path)
     path = path.resolve()  # a link goes on pointing there
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    except OSError as error:
+        raise unwritten(path, 0, error) from error
     try:
         yield fresh
         os.chmod(fresh, 0o755)

@@ -16,9 +16,10 @@ from .data import loaders
 from .discover import as_call
 from .engine import Engine
 from .finetune import Tuning
+from .groups import Groups
 from .loading import length_of, peek
 from .plan import Plan
-from .recipe import Recipe
+from .recipe import Recipe, Target
 from .task import BatchError, Classification, Task, check_task, logits_of, task_from
 from .tracing import mode
 
@@ -38,6 +39,19 @@ def unwrapped(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise NotReady(f"model: expected a torch.nn.Module; got {type(model).__name__}")
     return model
+
+
+def check_groups(groups: Groups, target: Target) -> None:
+    """
+    Raises:
+        NotReady: attention is to be cut, and the model has none.
+    """
+    kinds = {g.kind for g in [*groups, *groups.refused]}
+    if target.attention and not kinds & {"attention", "heads"}:
+        raise NotReady(
+            "target.attention: the model has no dimensions that pass through a product of activations; it has "
+            f"{' and '.join(sorted(kinds)) or 'nothing to cut'}. Leave attention out, or choose a model with attention"
+        )
 
 
 @dataclass

@@ -54,18 +54,28 @@ def read(source: str | Path | Mapping[str, Any]) -> Recipe:
 
 
 def _clashes(error: ValidationError, data: Mapping[str, Any]) -> list[Any]:
-    """Sections that do not go together, as far as those that are right in themselves show it."""
+    """What does not go together, as far as sections that are right in themselves show it."""
     bad = {str(e["loc"][0]) for e in error.errors() if e["loc"]}
-    right = {key: value for key, value in data.items() if key in Recipe.model_fields and key not in bad}
-    if not bad or not right:
-        return []
-    try:
-        Recipe.model_validate({"budget": {"macs": 1.0}} | right)
-    except ValidationError as second:
-        clashes = [e["ctx"]["error"] for e in second.errors() if not e["loc"]]
-        found = [(sections, text) for clash in clashes for sections, text in clash.found if not bad & {*sections}]
-        return [{"loc": (), "type": "value_error", "msg": "", "ctx": {"error": Clash(found)}}] if found else []
-    return []
+    found: list[tuple[tuple[str, ...], str]] = []
+    if text := _two_budgets(error, data):
+        found.append((("budget",), text))
+    if bad:
+        right = {key: value for key, value in data.items() if key in Recipe.model_fields and key not in bad}
+        try:
+            Recipe.model_validate({"budget": {"macs": 1.0}} | right)
+        except ValidationError as second:
+            clashes = [e["ctx"]["error"] for e in second.errors() if not e["loc"]]
+            found += [(sections, text) for clash in clashes for sections, text in clash.found if not bad & {*sections}]
+    return [{"loc": (), "type": "value_error", "msg": "", "ctx": {"error": Clash(found)}}] if found else []
+
+
+def _two_budgets(error: ValidationError, data: Mapping[str, Any]) -> str:
+    """The budget's own complaint about several units, which it does not come to where one of them is wrong."""
+    budget = data.get("budget")
+    if not isinstance(budget, Mapping) or not any(e["loc"][:1] == ("budget",) and e["loc"][1:] for e in error.errors()):
+        return ""
+    given = [unit for unit in UNITS if budget.get(unit) is not None]
+    return f"expected exactly one of {', '.join(UNITS)}; got {' and '.join(given)}" if len(given) > 1 else ""
 
 
 def packaged() -> dict[str, Path]:

@@ -83,8 +83,15 @@ class Report:
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
-        """A report.json."""
-        return cls.from_dict(json.loads(Path(path).read_text()))
+        """A report.json.
+
+        Raises:
+            ValueError: it is damaged, or something else.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_bytes()))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path}: not a report, or a damaged one ({type(error).__name__}: {error})") from error
 
     def __rich__(self) -> Stack:
         head = Table(title="dense and pruned", title_justify="left")

@@ -28,7 +28,7 @@ from .line import Line
 from .loading import derived, length_of, steps_of
 from .lock import locked
 from .plan import Plan
-from .preflight import NotReady, Ready, make_ready
+from .preflight import NotReady, Ready, check_groups, make_ready
 from .processes import agree_, agreed, first, rank, world
 from .recipe import Budget, Recipe
 from .remarks import gone_to_zero, zeros
@@ -117,14 +117,7 @@ class Run:
         """The groups of the network as it is now."""
         with self.engine.stage("groups"), self.engine.display.bar("finding the groups"):
             groups = find_groups(self.compact, self.ready.example_inputs, self.recipe.target)
-        if self.recipe.target.attention and not any(
-            g.kind in ("attention", "heads") for g in [*groups, *groups.refused]
-        ):
-            kinds = sorted({g.kind for g in [*groups, *groups.refused]})
-            raise NotReady(
-                "target.attention: the model has no dimensions that pass through a product of activations; it has "
-                f"{' and '.join(kinds) or 'nothing to cut'}. Leave attention out, or choose a model with attention"
-            )
+        check_groups(groups, self.recipe.target)
         if self.round == 0 and self.recipe.budget.unit not in (
             "latency",
             "auto",

@@ -186,6 +186,11 @@ def test_contradictions_are_named_along_with_the_rest(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="3 things to mend") as caught:  # whether netslm fits auto nobody can say
         Recipe.load(path)
     assert "compensate (line 4, column 1): what is dropped has no reader" in str(caught.value)
+    path.write_text("budget: {macs: 50, params: 50%}\n")
+    with pytest.raises(
+        RecipeError, match=r'(?s)macs \(line 1, column 10\): .*mean "50%".*one of .*; got macs and params'
+    ):
+        Recipe.load(path)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,8 @@ def test_attention_is_not_looked_for_in_a_network_without() -> None:
         recipe,
         train=train,
     )
+    with pytest.raises(compress.NotReady, match=r"target\.attention: the model has no dimensions"):
+        compress.preview(dense(), recipe, example_inputs=torch.randn(1, 1, 8, 8))
 
 
 def test_budget_out_of_reach_is_found_before_the_search() -> None:

@@ -25,6 +25,7 @@ from torch import nn
 import compress
 from compress import Plan, PlanError
 from compress.checkpoint import Store
+from compress.report import Report
 from compress.workdir import IDENTITY, check_workdir
 
 NAMES = ("chain", "tied_weights")
@@ -274,3 +275,20 @@ def test_damaged_identities_are_refused_or_the_same(draw: st.DataObject, stopped
         assert str(folder) in str(error)
         return
     assert found == right
+
+
+def test_damaged_report_is_refused_by_name(saved: Path, tmp_path: Path) -> None:
+    data = json.loads((saved / "chain" / "report.json").read_text())
+    path = tmp_path / "report.json"
+    for text in (
+        "",
+        "[",
+        "3",
+        "{}",
+        json.dumps(data | {"groups": [3]}),
+        json.dumps(data | {"dense": {"a": 1}}),
+        "[" * 10**5,
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"report\.json: not a report, or a damaged one \("):
+            Report.load(path)

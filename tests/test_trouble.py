@@ -87,7 +87,7 @@ def test_file_that_may_not_grow_leaves_the_checkpoint_before(
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     said = str(caught.value)
     assert "checkpoint.safetensors: cannot be written: File too large. It takes " in said
-    assert "left for all: make room; the file that was there is as it was" in said
+    assert "left: make room; the file that was there is as it was" in said
     assert "stopped in stage finetune, behind step 3 of 8; go on with resume=True" in notes(caught)
     assert Store(tmp_path).path.read_bytes() == before
     assert not scraps(tmp_path)
@@ -103,9 +103,12 @@ def test_full_disk_leaves_the_checkpoint_before(tmp_path: Path, undisturbed: com
                     file.write(bytes(1 << 16)) or file.write(b"0")
             return batch
 
-        with pytest.raises(OSError, match=r"No space left on device\. It takes .*small/run has 0 bytes left for all"):
+        with pytest.raises(OSError, match=r"No space left on device\. It takes .*small/run has 0 bytes left"):
             pruned(disk / "run", Acting(4, fill))
         assert not scraps(disk / "run")
+        with pytest.raises(OSError, match="No space left on device"):
+            undisturbed.save(disk / "saved")
+        assert {p.name for p in disk.iterdir()} == {"filler", "run"}
         (disk / "filler").unlink()
         assert same_weights(pruned(disk / "run", resume=True).model, undisturbed.model)
 
@@ -115,14 +118,16 @@ def test_place_that_cannot_be_written_to_is_refused_before_anything_is_spent(
     undisturbed: compress.Pruned,  # noqa: F811
 ) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OSError, match=r"file/run/\.lock: cannot be written: Not a directory.*choose a place"):
+    with pytest.raises(OSError, match=r"file/run/\.lock: cannot be written: .*/file is a file\. Choose a place"):
         pruned(tmp_path / "file" / "run")
+    with pytest.raises(OSError, match=r"file/saved: cannot be written: .*/file is a file\. Choose a place"):
+        undisturbed.save(tmp_path / "file" / "saved")
     with mounted(tmp_path / "disk", "8m") as disk:
         with pytest.raises(Stop):
             pruned(disk / "run", Stopping(small()[0], 9))
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         with pytest.raises(
-            OSError, match=r"\.lock: cannot be written: Read-only file system\. .*choose a place that can"
+            OSError, match=r"\.lock: cannot be written: Read-only file system\. .*Choose a place that can"
         ):
             pruned(disk / "run", resume=True)
         subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
