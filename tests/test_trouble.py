@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -261,3 +262,12 @@ def test_directory_that_the_lock_made_goes_with_it_unless_it_is_used(tmp_path: P
     with locked(tmp_path / "used"):
         (tmp_path / "used" / "run.json").write_text("{}")
     assert [p.name for p in (tmp_path / "used").iterdir()] == ["run.json"]
+
+
+def test_file_system_without_locks_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*args: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.lockf", none)
+    with pytest.warns(UserWarning, match=r"has no locks \(No locks available\); see to it"), locked(tmp_path):
+        assert (tmp_path / LOCK).exists()
