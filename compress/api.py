@@ -64,8 +64,8 @@ class Pruned:
         """Every file whole; the report last: where it is, all is."""
         self.plan.save(folder / "plan.json")
         stored = _stored(self.model)
-        bound = {"plan": self.plan.digest(), "weights": digest(stored)}  # a foreign plan or a damaged file is noticed
-        write_whole(folder / "model.safetensors", save(stored, bound))
+        hashes = f"{self.plan.digest()} {digest(stored)}"  # by which a foreign plan or a damaged file is noticed
+        write_whole(folder / "model.safetensors", save(stored, {"hashes": hashes}))  # one entry: they are in no order
         write_whole(folder / "report.html", page(self.report).encode())
         write_whole(folder / "report.json", self.report.to_json().encode())
 
@@ -239,14 +239,15 @@ def _checked_weights(model: nn.Module, plan: Plan, path: Path) -> dict[str, torc
         raise PlanError(f"{path.with_name('plan.json')}: {error}") from None
     try:
         with safe_open(path, "pt") as file:
-            bound, stored = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            hashes = (file.metadata() or {}).get("hashes", "").split()
+            stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise PlanError(f"{path}: not a safetensors file, or a damaged one ({error})") from error
-    if not bound.keys() >= {"plan", "weights"}:
+    if len(hashes) != 2:
         raise PlanError(f"{path}: expected the hashes of plan and weights that save() writes; got none. Save it again")
-    if bound["weights"] != digest(stored):
+    if hashes[1] != digest(stored):
         raise PlanError(f"{path}: damaged: its weights are not those that were saved. Take a copy, or prune again")
-    if bound["plan"] != plan.digest():
+    if hashes[0] != plan.digest():
         raise PlanError(f"{path}: was saved along with another plan than {path.with_name('plan.json')}")
     there = {name: tensor for name, tensor in _stored(model).items() if survives(name, plan.gone)}
     expected = {name: plan.shape_of(name, tensor.shape) for name, tensor in there.items()}

@@ -32,6 +32,7 @@ class Acting:
 
     def __init__(self, after: int, act: Callable[[Any], Any]) -> None:
         self.loader, self.left, self.act = small()[0], after, act
+        self.batch_sampler = self.loader.batch_sampler  # which is seeded wherever it is seen
 
     def __len__(self) -> int:
         return len(self.loader)

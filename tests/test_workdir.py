@@ -88,12 +88,20 @@ def test_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path / "a", resume=True, quiet=True)
 
 
-def test_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_damaged_checkpoint_falls_back_to_the_one_before_and_two_are_refused(
+    undisturbed: compress.Pruned,
+    tmp_path: Path,
+) -> None:
     train, val = small()
-    with pytest.raises(Stop):
-        compress.prune(dense(), FULL, train=Stopping(train, 3), val=val, workdir=tmp_path, quiet=True)
-    path = Store(tmp_path).path
-    path.write_bytes(path.read_bytes()[:1000])
+    for name in ("one", "both"):
+        with pytest.raises(Stop):
+            compress.prune(dense(), FULL, train=Stopping(train, 5), val=val, workdir=tmp_path / name, quiet=True)
+    paths = Store(tmp_path / "one").path, Store(tmp_path / "both").path, Store(tmp_path / "both").before
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:1000])
+    again = compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path / "one", resume=True, quiet=True)
+    assert same_weights(again.model, undisturbed.model)
+    tmp_path /= "both"
     with pytest.raises(ValueError, match=r"not a checkpoint .*; start anew in another workdir"):
         compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
 
