@@ -30,6 +30,7 @@ def test_plan_goes_round_through_json(name: str, tmp_path: Path) -> None:
     plan.save(path)
     again = Plan.load(path)
     assert again.to_dict() == plan.to_dict() == json.loads(json.dumps(plan.to_dict()))
+    assert again.digest() == plan.digest()
     again.save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == path.read_bytes()
 
