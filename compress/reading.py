@@ -107,7 +107,7 @@ def _gather(
         below, its_places, _ = _gather(base, here, wrong)
     except Unknown as error:
         raise RecipeError(f"{where}{error}") from None
-    theirs = {key: place for key, place in its_places.items() if key and (places or _at(data, key) is None)}
+    theirs = {key: place for key, place in its_places.items() if key and (places or _at(data, key, places) is places)}
     return _merge(below, data), Places({**theirs, **places}), origin
 
 
@@ -212,12 +212,12 @@ def _nearest(word: Any, known: list[str]) -> str:
     return f" Did you mean {near[0]}?" if near else ""
 
 
-def _at(data: Any, path: tuple[Any, ...]) -> Any:
+def _at(data: Any, path: tuple[Any, ...], missing: Any = None) -> Any:
     for key in path:
         try:
             data = data[int(key) if isinstance(data, (list, tuple)) else key]
         except (KeyError, IndexError, TypeError, ValueError):
-            return None
+            return missing
     return data
 
 

@@ -50,8 +50,8 @@ def _attention(value: Any) -> Any:
     if isinstance(value, bool):
         return value
     words = [value] if isinstance(value, str) else list(value) if isinstance(value, (list, tuple)) else [value]
-    if not words or any(word not in HEADS for word in words):
-        hint = next((near(str(word), HEADS) for word in words if word not in HEADS), "")
+    if not words or any(not isinstance(word, str) or word not in HEADS for word in words):
+        hint = next((near(str(word), HEADS) for word in words if str(word) not in HEADS), "")
         raise ValueError(f"expected true, false, or some of {', '.join(HEADS)}, as [qk, v]; got {shown(value)}{hint}")
     if "heads" in words and len(set(words)) > 1:
         raise ValueError(

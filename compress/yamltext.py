@@ -88,8 +88,8 @@ def shown(value: Any) -> str:
     """A value as a message has it: one line, and not too long."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more digits than Python prints
-        text = f"a {type(value).__name__} that is too large to print"
+    except Exception:  # such as an integer of more digits than Python prints
+        text = f"something of type {type(value).__name__} that cannot be printed"
     return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"
 
 

@@ -207,6 +207,8 @@ def test_contradictions_are_named_along_with_the_rest(tmp_path: Path) -> None:
         ({"budget": "atuo"}, r"budget: expected auto, .*Did you mean auto\?"),
         ({"budget": "50%"}, r"budget: .*Did you mean \{macs: 50%\}\?"),
         ({"seed": 2**63}, "seed: input should be less than"),
+        ({"seed": 10**9999}, "seed: .*; got something of type int that cannot be printed"),
+        ({"extends": "quickstart", "search": None}, "^recipe: 1 thing to mend\n  search: expected a method"),
     ],
 )  # fmt: skip
 def test_impossible_values_are_refused(section: dict[str, Any], text: str) -> None:
