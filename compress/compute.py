@@ -128,6 +128,8 @@ class Compute:
 
     def split(self, batch: Any) -> list[tuple[Any, float]]:
         """The pieces of a batch and their shares of its samples; the same objects as long as the batch is in use."""
+        if self.pieces == 1 and not isinstance(batch, Several):
+            return [(batch, 1.0)]
         if id(batch) not in self._cut:
             while len(self._cut) > 1:  # no step reads more than two
                 del self._cut[next(iter(self._cut))]
