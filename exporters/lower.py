@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .call import Call, ExportError, Flat
+from .operators import table
 
 LIMIT = 2**31 - 1  # bytes of a protobuf
 LOGGERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", "onnxslim", "root")
@@ -129,6 +130,7 @@ def _translated(program: torch.export.ExportedProgram, inputs: int, outputs: int
             dynamo=True,
             verbose=False,
             opset_version=opset,
+            custom_translation_table=table(),
             input_names=[f"<input {i}>" for i in range(inputs)],
             output_names=[f"<output {i}>" for i in range(outputs)],
         )
