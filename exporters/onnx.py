@@ -5,7 +5,7 @@ report = compress.exporters.onnx.export(pruned.model, "model.onnx", example_inpu
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from .extra import MissingExtra, need_onnx
 from .int8 import quantise
 from .locate import locate
 from .lower import Lowered, lower, opset_of
+from .match import Matched
 from .parity import HALF_TOLERANCE, TOLERANCE, Difference, ParityError, gate
 from .place import place
 from .report import ExportReport, Int8, Network
@@ -82,11 +83,34 @@ def export(
         ParityError: the file computes something else; it names the output and the first node that differs.
         OSError: the file cannot be written there.
     """
+    limit = tolerance if tolerance is not None else HALF_TOLERANCE if half else TOLERANCE
+
+    def compare(call: Call, runner: Runner, lowered: Lowered) -> list[Difference]:
+        return _parity(model, call, runner, lowered, samples, limit, dynamic_batch, dynamic_size)
+
+    how: dict[str, Any] = {"dynamic_batch": dynamic_batch, "dynamic_size": dynamic_size, "opset": opset}
+    how |= {"slim": slim, "half": half}
+    return write(
+        model, path, example_inputs, how, compare if check else None, limit, dense=dense, about=about, timing=timing
+    )
+
+
+def write(
+    model: nn.Module,
+    path: str | Path,
+    example_inputs: Any,
+    how: dict[str, Any],
+    gate: Callable[[Call, Runner, Lowered], list[Difference] | Matched] | None,
+    tolerance: float,
+    *,
+    dense: nn.Module | None = None,
+    about: About | None = None,
+    timing: Timing | None = None,
+) -> ExportReport:
+    """Lower `model`, let the file through a gate, time it, write it."""
     need_onnx()
     target, timing, about = place(Path(path)), timing or Timing(), about or About()
     call = Call.of(model, example_inputs)
-    how: dict[str, Any] = {"dynamic_batch": dynamic_batch, "dynamic_size": dynamic_size, "opset": opset}
-    how |= {"slim": slim, "half": half}
     lowered = lower(model, call, **how)
     shapes = {i.name: _shape(i) for i in lowered.proto.graph.input}
     metadata = about.entries(shapes)
@@ -94,23 +118,24 @@ def export(
         lowered.proto.metadata_props.add(key=key, value=text)
     data = lowered.proto.SerializeToString()
     runner = Runner(data)
-    limit = tolerance if tolerance is not None else HALF_TOLERANCE if half else TOLERANCE
-    found = _parity(model, call, runner, lowered, samples, limit, dynamic_batch, dynamic_size) if check else []
+    gated = gate(call, runner, lowered) if gate else []
+    found = gated if isinstance(gated, list) else []
     report = ExportReport(
         path=str(target),
         opset=opset_of(lowered.proto),
-        half=half,
+        half=how["half"],
         inputs=shapes,
         outputs=lowered.outputs,
         file=_network(lowered.proto, len(data)),
-        tolerance=limit,
+        tolerance=tolerance,
         max_abs_diff=max((d.abs for d in found), default=None),
         max_rel_diff=max((d.rel for d in found), default=None),
         differences=[vars(d) for d in found],
         threads=runner.threads,
-        batch_size=timing.batch_size if call.batch is not None and dynamic_batch else call.batch or 1,
+        batch_size=timing.batch_size if call.batch is not None and how["dynamic_batch"] else call.batch or 1,
         repeats=timing.repeats,
         metadata=metadata,
+        detections=gated if isinstance(gated, Matched) else None,
     )
     other = None if dense is None else _dense(dense, call, report, how)
     _time_(report, call, timing, (model, runner), None if dense is None or other is None else (dense, other))

@@ -13,6 +13,8 @@ from rich.text import Text
 from compress.report import amount, shown
 from compress.timing import Ratio
 
+from .match import Matched
+
 
 @dataclass
 class Network:
@@ -67,6 +69,7 @@ class ExportReport:
     torch_ratio: list[float] | None = None
     int8: Int8 | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    detections: Matched | None = None  # of a complete detector, which is compared by what it finds
 
     @property
     def latency_ms(self) -> float | None:
@@ -103,6 +106,7 @@ class ExportReport:
         own["file"] = Network(**data["file"])
         own["dense"] = Network(**data["dense"]) if data.get("dense") else None
         own["int8"] = Int8(**data["int8"]) if data.get("int8") else None
+        own["detections"] = Matched(**data["detections"]) if data.get("detections") else None
         return cls(**own)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -124,6 +128,8 @@ class ExportReport:
         if self.max_abs_diff is not None:
             text = f"{self.max_abs_diff:.1e}, {self.max_rel_diff:.1e} of the largest number"
             found.append(("off the model by", "", text, ""))
+        if self.detections is not None:
+            found.append(("off mmdet's detections by", "", str(self.detections), ""))
         if self.int8 is not None:
             found.append(
                 (

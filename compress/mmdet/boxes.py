@@ -20,7 +20,8 @@ def places(generator: Any, level: int, at: Tensor, width: Any) -> Tensor:
     x, y = (cell - row * width).float(), row.float()
     if hasattr(generator, "base_anchors"):
         corner = torch.stack([x * across, y * down], 1)
-        return torch.cat([corner, corner], 1) + generator.base_anchors[level].to(x)[at % count]
+        anchors: Tensor = generator.base_anchors[level].to(x)
+        return torch.cat([corner, corner], 1) + anchors[at % count]
     return torch.stack([(x + generator.offset) * across, (y + generator.offset) * down], 1)
 
 

@@ -35,6 +35,7 @@ class Pixels(nn.Module):
         self.turn = not preprocessor._channel_conversion  # mmdet loads BGR
         known = preprocessor._enable_normalize
         self.mean: Tensor | None
+        self.std: Tensor | None
         self.register_buffer("mean", preprocessor.mean.detach().clone() if known else None)
         self.register_buffer("std", preprocessor.std.detach().clone() if known else None)
         self.step, self.value = int(preprocessor.pad_size_divisor), float(preprocessor.pad_value)
@@ -42,7 +43,7 @@ class Pixels(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         x = image.float()
         x = x.flip(1) if self.turn else x
-        x = x if self.mean is None else (x - self.mean) / self.std
+        x = x if self.mean is None or self.std is None else (x - self.mean) / self.std
         made: Tensor = padded(x, self.step, self.step, self.value) if self.step > 1 else x
         return made
 
@@ -59,7 +60,7 @@ class Features(nn.Module):
     def maps(self, image: Tensor) -> list[Tensor]:
         return list(self.detector.extract_feat(self.pixels(image)))
 
-    def forward(self, image: Tensor) -> dict[str, list[Tensor]]:
+    def forward(self, image: Tensor) -> dict[str, Any]:
         return {"features": self.maps(image)}
 
 
@@ -83,7 +84,7 @@ class Detector(Features):
                 'part="features" instead, and run the heads where mmdet is'
             )
 
-    def forward(self, image: Tensor) -> dict[str, Tensor]:
+    def forward(self, image: Tensor) -> dict[str, Any]:
         size, maps = (image.shape[2], image.shape[3]), self.maps(image)
         if hasattr(self.detector, "bbox_head"):
             boxes, scores, labels = one_stage(self.detector.bbox_head, maps, size)
@@ -102,7 +103,7 @@ class Detector(Features):
 def one_stage(head: Any, maps: list[Tensor], size: tuple[Any, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Detections of a dense head: the best of each level, those above the threshold, NMS by class."""
     config = head.test_cfg
-    priors, deltas, scores, labels = _best(head, maps, config.get("nms_pre", -1))
+    priors, deltas, scores, labels, _ = _best(head, maps, config.get("nms_pre", -1))
     boxes = decode(head.bbox_coder, priors, deltas, size)
     good = (scores > config.get("score_thr", 0)) & large(boxes, config.get("min_bbox_size", -1))
     at = good.nonzero().flatten()
@@ -114,10 +115,10 @@ def one_stage(head: Any, maps: list[Tensor], size: tuple[Any, Any]) -> tuple[Ten
 def proposals(head: Any, maps: list[Tensor], size: tuple[Any, Any]) -> Tensor:
     """Boxes of an RPN: the best of each level, NMS within a level."""
     config = head.test_cfg
-    priors, deltas, scores, _ = _best(head, maps, config.get("nms_pre", -1), levels := [])
+    priors, deltas, scores, _, levels = _best(head, maps, config.get("nms_pre", -1))
     boxes = decode(head.bbox_coder, priors, deltas, size)
     at = large(boxes, config.get("min_bbox_size", -1)).nonzero().flatten()
-    boxes, scores, groups = boxes[at], scores[at], torch.cat(levels)[at]
+    boxes, scores, groups = boxes[at], scores[at], levels[at]
     return boxes[suppress(boxes, scores, groups, config.nms, config.max_per_img)]
 
 
@@ -161,24 +162,20 @@ def segment(head: Any, maps: list[Tensor], boxes: Tensor, labels: Tensor) -> Ten
     return total / float(len(found))
 
 
-def _best(
-    head: Any, maps: list[Tensor], count: int, levels: list[Tensor] | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Priors, deltas, scores and labels of the best of each level, one level after the other."""
+def _best(head: Any, maps: list[Tensor], count: int) -> list[Tensor]:
+    """Priors, deltas, scores, labels and levels of the best of each level, one level after the other."""
     found: list[list[Tensor]] = []
     for level, (said, deltas) in enumerate(zip(*head(tuple(maps)), strict=True)):
-        kinds, width = head.cls_out_channels, said.shape[3]
-        said = said.permute(0, 2, 3, 1).unflatten(3, (-1, kinds))
+        width = said.shape[3]
+        said = said.permute(0, 2, 3, 1).unflatten(3, (-1, head.cls_out_channels))
         scores = said.sigmoid() if head.use_sigmoid_cls else said.softmax(-1)[..., :-1]
         values, at = top(scores.flatten(), count if count > 0 else ALL)
         kinds = scores.shape[4]
         prior = at // kinds
         deltas = deltas.permute(0, 2, 3, 1).unflatten(3, (-1, 4)).flatten(0, 3)[prior]
-        found.append([places(head.prior_generator, level, prior, width), deltas, values, at % kinds])
-        if levels is not None:
-            levels.append(torch.full_like(at, level))
-    priors, deltas, scores, labels = (torch.cat(parts) for parts in zip(*found, strict=True))
-    return priors, deltas, scores, labels
+        priors = places(head.prior_generator, level, prior, width)
+        found.append([priors, deltas, values, at % kinds, torch.full_like(at, level)])
+    return [torch.cat(parts) for parts in zip(*found, strict=True)]
 
 
 def _pooled(extractor: Any, maps: list[Tensor], boxes: Tensor) -> Tensor:
