@@ -2,10 +2,14 @@
 
     python -m benchmarks.detectors cost [--repeats 5]
     python -m benchmarks.detectors coco128 [--steps 120] [--data FOLDER]
+    python -m benchmarks.detectors onnx [--steps 120] [--images 48] [--data FOLDER]
+    python -m benchmarks.detectors onnx_full [--data FOLDER]
 
 `cost` takes the full detector and one image. A training step samples 64 regions a stage and not 512, which leaves the
 backbone, where the scores stand, a larger part of the time than it has in practice. `coco128` trains a detector with
-one narrow block a stage from nothing: enough to go through everything with real images, not to measure AP.
+one narrow block a stage from nothing: enough to go through everything with real images, not to measure AP. `onnx` trains
+the same one, cuts it without further training, and compares the detections of its file with those of mmdet; `onnx_full`
+exports the full detector, with random weights whose class scores are spread so that it finds something, on one image.
 """
 
 from __future__ import annotations
@@ -22,7 +26,9 @@ import torch
 
 import compress
 import compress.mmdet
-from compress.recipe import Recipe, Target
+from compress.exporters import detector as exporter
+from compress.mmdet.predict import pictures
+from compress.recipe import Recipe, Target, Timing
 from compress.search import Job, search_class
 
 from . import results
@@ -173,15 +179,14 @@ def small_config(folder: Path) -> Any:
     return cfg
 
 
-def coco128(folder: Path, steps: int) -> dict[str, Any]:
-    cfg = small_config(folder)
+def trained(cfg: Any, steps: int) -> tuple[Any, Any, list[float]]:
+    """The small detector, its task, and the losses of its training."""
     torch.manual_seed(0)
     detector: Any = compress.mmdet.build(cfg)
     task: Any = compress.mmdet.task(cfg)
     optimizer = torch.optim.AdamW(detector.parameters(), 5e-4, weight_decay=0.05)
     detector.train()
     losses: list[float] = []
-    start = time.perf_counter()
     while len(losses) < steps:
         for some in task.train:
             optimizer.zero_grad()
@@ -192,7 +197,14 @@ def coco128(folder: Path, steps: int) -> dict[str, Any]:
             if len(losses) == steps:
                 break
     detector.eval()
-    trained = time.perf_counter() - start
+    return detector, task, losses
+
+
+def coco128(folder: Path, steps: int) -> dict[str, Any]:
+    cfg = small_config(folder)
+    start = time.perf_counter()
+    detector, task, losses = trained(cfg, steps)
+    seconds = time.perf_counter() - start
     recipe = {
         "target": {"channels": False, "attention": True, "mlp": True},
         "budget": {"dims": "60%"},
@@ -222,20 +234,72 @@ def coco128(folder: Path, steps: int) -> dict[str, Any]:
         },
         "boxes_compared": sum(len(a.bboxes) for a, _ in pairs),
         "boxes_equal": all(torch.equal(a.bboxes, b.bboxes) and torch.equal(a.scores, b.scores) for a, b in pairs),
-        "seconds": {"dense training": trained, **report.seconds},
+        "seconds": {"dense training": seconds, **report.seconds},
     }
+
+
+def onnx(folder: Path, steps: int, count: int) -> dict[str, Any]:
+    """Dense and cut, complete and features alone."""
+    cfg = small_config(folder)
+    dense, task, _ = trained(cfg, steps)
+    target = {"channels": False, "attention": True, "mlp": True}
+    recipe = {"target": target, "budget": {"dims": "60%"}, "search": {"method": "magnitude"}, "timing": {"repeats": 3}}
+    compact = compress.prune(dense, recipe, task=task, quiet=True).model
+    images = pictures(cfg, sorted((folder / "images" / "train2017").glob("*.jpg"))[:count])
+    found: dict[str, Any] = {"steps": steps}
+    with tempfile.TemporaryDirectory() as place:
+        for name, model, part in (
+            ("dense", dense, "detector"),
+            ("compact", compact, "detector"),
+            ("compact features", compact, "features"),
+        ):
+            start = time.perf_counter()
+            report = exporter.export(model, Path(place) / f"{name}.onnx", images, part=part)
+            found[name] = _said(report) | {"seconds": time.perf_counter() - start}
+    return found
+
+
+def onnx_full(folder: Path) -> dict[str, Any]:
+    cfg = compress.mmdet.read(CONFIG, {"model.backbone.init_cfg": None})
+    torch.manual_seed(0)
+    detector: Any = compress.mmdet.build(cfg)
+    for head in detector.roi_head.bbox_head:
+        torch.nn.init.normal_(head.fc_cls.weight, std=0.3)
+        torch.nn.init.normal_(head.fc_reg.weight, std=0.05)
+    images = pictures(cfg, sorted((folder / "images" / "train2017").glob("*.jpg"))[:1])
+    with tempfile.TemporaryDirectory() as place:
+        start = time.perf_counter()
+        report = exporter.export(detector, Path(place) / "full.onnx", images, timing=Timing(repeats=3))
+        seconds = time.perf_counter() - start
+    return _said(report) | {"seconds": seconds, "image": list(images[0].shape)}
+
+
+def _said(report: Any) -> dict[str, Any]:
+    found = {"bytes": report.file.bytes, "nodes": report.file.nodes, "parameters": report.file.parameters}
+    found |= {"onnxruntime_ms": report.file.latency_ms, "torch_ms": report.file.torch_latency_ms}
+    if report.detections is None:
+        return found | {"max_rel_diff": report.max_rel_diff}
+    return found | {"detections": vars(report.detections)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["cost", "coco128"])
+    parser.add_argument("what", choices=["cost", "coco128", "onnx", "onnx_full"])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--images", type=int, default=48)
     parser.add_argument("--threads", type=int, default=1)
     add_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    found = cost(options.repeats) if options.what == "cost" else coco128(options.data / "coco128", options.steps)
+    folder = options.data / "coco128"
+    runs = {
+        "cost": lambda: cost(options.repeats),
+        "coco128": lambda: coco128(folder, options.steps),
+        "onnx": lambda: onnx(folder, options.steps, options.images),
+        "onnx_full": lambda: onnx_full(folder),
+    }
+    found = runs[options.what]()
     results.console().print(found)
     results.save("detectors", results.load("detectors") | {options.what: found})
 

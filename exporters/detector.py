@@ -109,7 +109,7 @@ def check(detector: nn.Module, path: str | Path, images: Tensor | Iterable[Tenso
 
 
 def described(detector: Any, **known: Any) -> About:
-    """What the file is to say of itself: names of the classes, as far as the detector knows them, and what pixels are."""
+    """What the file is to say of itself: what its pixels are, and the classes' names if the detector knows them."""
     classes = (getattr(detector, "dataset_meta", None) or {}).get("classes")
     return About(classes=classes, more={"compress.pixels": '"RGB, 0 to 255"'}, **known)
 

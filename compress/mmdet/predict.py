@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
+from mmcv.transforms import Compose
 from mmdet.structures import DetDataSample
+from mmdet.utils import get_test_pipeline_cfg
+from mmengine.config import Config
 from torch import Tensor
 
 from ..exporters.match import Found
@@ -28,3 +33,20 @@ def limits(detector: Any) -> tuple[float, float, int | None]:
     """The threshold of masks, the least score of a detection, and how many there are at the most."""
     config = (detector.roi_head if hasattr(detector, "roi_head") else detector.bbox_head).test_cfg
     return float(config.get("mask_thr_binary", 0.5)), float(config.get("score_thr", 0)), config.get("max_per_img")
+
+
+def pictures(cfg: Config, paths: Iterable[str | Path]) -> list[Tensor]:
+    """Images as the config's test pipeline hands them to the detector: in its size, RGB pixels.
+
+    Raises:
+        ValueError: one cannot be read.
+    """
+    steps = [step for step in get_test_pipeline_cfg(cfg) if "Annotations" not in str(step["type"])]
+    pipeline, found = Compose(steps), []
+    for path in paths:
+        try:
+            data = pipeline({"img_path": str(path), "img_id": 0})
+        except Exception as error:  # of whatever reads the file
+            raise ValueError(f"--images {path}: cannot be read as an image: {error}") from error
+        found.append(data["inputs"].flip(0))  # it loads BGR
+    return found

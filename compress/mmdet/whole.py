@@ -134,9 +134,7 @@ def two_stage(head: Any, maps: list[Tensor], boxes: Tensor, size: tuple[Any, Any
                 label = said[:, :-1].argmax(1)
                 deltas = deltas.unflatten(1, (-1, 4)).gather(1, label[:, None, None].expand(-1, 1, 4))[:, 0]
             boxes = decode(stage.bbox_coder, boxes, deltas, size)
-    total = logits[0]
-    for more in logits[1:]:
-        total = total + more
+    total: Tensor = sum(logits[1:], logits[0])
     scores = (total / float(len(logits))).softmax(-1)[:, :-1]
     kinds, each = scores.shape[1], 1 if stage.reg_class_agnostic else scores.shape[1]
     boxes = boxes[:, None].expand(-1, each, 4).flatten(0, 1)
@@ -156,9 +154,7 @@ def segment(head: Any, maps: list[Tensor], boxes: Tensor, labels: Tensor) -> Ten
         masks = stage(_pooled(extractor, maps, boxes)).sigmoid()
         at = (labels * 0 if stage.class_agnostic else labels)[:, None, None, None]
         found.append(masks.gather(1, at.expand(-1, 1, masks.shape[2], masks.shape[3]))[:, 0])
-    total = found[0]
-    for more in found[1:]:
-        total = total + more
+    total: Tensor = sum(found[1:], found[0])
     return total / float(len(found))
 
 
