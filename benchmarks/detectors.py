@@ -7,9 +7,9 @@
 
 `cost` takes the full detector and one image. A training step samples 64 regions a stage and not 512, which leaves the
 backbone, where the scores stand, a larger part of the time than it has in practice. `coco128` trains a detector with
-one narrow block a stage from nothing: enough to go through everything with real images, not to measure AP. `onnx` trains
-the same one, cuts it without further training, and compares the detections of its file with those of mmdet; `onnx_full`
-exports the full detector, with random weights whose class scores are spread so that it finds something, on one image.
+one narrow block a stage from nothing: enough to go through everything with real images, not to measure AP. `onnx`
+trains the same one, cuts it without further training, and compares the detections of its file with those of mmdet;
+`onnx_full` exports the full detector, with random weights that are spread so that it finds something, on one image.
 """
 
 from __future__ import annotations
@@ -263,6 +263,7 @@ def onnx_full(folder: Path) -> dict[str, Any]:
     cfg = compress.mmdet.read(CONFIG, {"model.backbone.init_cfg": None})
     torch.manual_seed(0)
     detector: Any = compress.mmdet.build(cfg)
+    torch.nn.init.normal_(detector.rpn_head.rpn_cls.weight, std=0.1)  # else every anchor is as good as the next
     for head in detector.roi_head.bbox_head:
         torch.nn.init.normal_(head.fc_cls.weight, std=0.3)
         torch.nn.init.normal_(head.fc_reg.weight, std=0.05)

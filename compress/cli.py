@@ -171,10 +171,19 @@ def prune(
 @app.command()
 def export(
     directory: Annotated[Path, typer.Argument(help="what compress prune or Pruned.save left")],
-    model: Model,
     onnx: Annotated[Path, typer.Option("--onnx", help="the file to write")],
+    model: Annotated[str | None, typer.Option("--model", help=models.FORMS)] = None,
     data: Source = None,
     shape: Shape = None,
+    detector: Detector = None,
+    cfg_options: Options = None,
+    part: Annotated[
+        str | None, typer.Option("--part", help="of the detector of --mmdet: detector or features [default: detector]")
+    ] = None,
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", help="what --mmdet is compared on: a file or a folder [default: its validation data]"),
+    ] = None,
     opset: Annotated[int | None, typer.Option("--opset", help="of ONNX's operators [default: torch's own]")] = None,
     static: Annotated[bool, typer.Option("--static", help="batches of the example's size only")] = False,
     any_size: Annotated[bool, typer.Option("--any-size", help="images of any height and width")] = False,
@@ -190,7 +199,27 @@ def export(
     compress export out --model torchvision:resnet50 --onnx r50.onnx
 
     compress export out --model timm:resnet50 --data folder:imagenet --onnx r50.onnx --int8 r50_int8.onnx
+
+    compress export out --mmdet cascade-mask-rcnn_swin-t-p4-w7_fpn_3x_coco --onnx detector.onnx --images pictures
     """
+    if (model is None) == (detector is None):
+        raise ValueError("--model or --mmdet: expected one of the two")
+    if detector is not None:
+        clashes: dict[str, Any] = {"--data": data, "--input": shape, "--int8": int8, "--half": half or None}
+        clashes |= {"--static": static or None, "--any-size": any_size or None}
+        if wrong := [name for name, value in clashes.items() if value is not None]:
+            raise ValueError(
+                f"{wrong[0]}: not for --mmdet, whose files take pixels in any size; see --part and --images"
+            )
+        from .mmdet.launch import exported
+
+        with err.status("exporting, comparing and timing"):
+            found = exported(directory, detector, cfg_options or [], onnx, part or "detector", images, opset, slim)
+        print(found.to_json()) if as_json else out.print(found)
+        return
+    assert model is not None
+    if part is not None or images is not None or cfg_options:
+        raise ValueError("--part, --images, --cfg-options: for --mmdet; --model takes --data")
     if int8 is not None and data is None:
         raise ValueError(f"--int8 {int8}: its ranges are measured on data; give --data, which takes {FORMS}")
     need_onnx()

@@ -30,6 +30,7 @@ from .report import ExportReport
 from .runtime import Runner
 
 PARTS = ("detector", "features")
+LARGE = 2**26  # bytes of a file whose values are not all kept to find a difference
 ODD = (5, 3)  # by how much smaller a copy of the first image is: another size, and an odd one
 
 
@@ -154,6 +155,8 @@ def _run(runner: Runner, image: Tensor, threshold: float) -> Found:
 
 def _where(lowered: Lowered, image: Tensor) -> str:
     """At which node the file begins to differ from the code it was made of, where that can be said."""
+    if lowered.proto.ByteSize() > LARGE:
+        return ""
     try:
         output = lowered.proto.graph.output[lowered.outputs.index("scores")].name
         found = locate(lowered.program, lowered.proto, [image], output, TOLERANCE)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,13 +23,17 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ..finetune import Work
-from ..recipe import Recipe
+from ..recipe import Export, Recipe, Timing
 from ..task import BatchError
 from .config import ConfigLike, read
 from .distill import channelwise, maps, names_of
 from .loading import write_config
 from .tune import evaluate, finetune
 
+if TYPE_CHECKING:
+    from ..exporters.report import ExportReport
+
+COMPARED = 8  # images that an export is compared on
 PREPARED = 4  # batches that are kept as they were prepared: a bilevel step asks for two of them, several times
 
 
@@ -115,11 +119,42 @@ class Detection:
         """Write the config with which mmdet's tools load what is saved there."""
         write_config(self.cfg, folder / "config.py")
 
+    def export(
+        self, pair: tuple[nn.Module, nn.Module], asked: Export, path: Path, timing: Timing, **known: Any
+    ) -> ExportReport:
+        """Write the compact one of a pair as a complete detector, compared on validation images."""
+        from ..exporters import detector
+
+        about = detector.described(pair[1], **known)
+        about.classes = about.classes or self.classes
+        given: dict[str, Any] = {"opset": asked.opset, "slim": asked.slim, "about": about, "timing": timing}
+        return detector.export(pair[1], path, self.pictures(COMPARED), dense=pair[0], **given)
+
+    def pictures(self, count: int) -> list[Tensor]:
+        """The first validation images in the size that the detector sees, RGB pixels.
+
+        Raises:
+            ValueError: there are none.
+        """
+        data: Any = [] if self.val is None else self.val.dataset
+        if not len(data):
+            raise ValueError("val_dataloader: an export is compared on validation images, and the config has none")
+        return [data[i]["inputs"].flip(0) for i in range(min(count, len(data)))]  # mmdet loads BGR
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        found = getattr(None if self.val is None else self.val.dataset, "metainfo", {})
+        return found.get("classes")
+
     def objections(self, recipe: Recipe) -> list[str]:
-        config = recipe.finetune
-        if config is None:
-            return []
+        config, file = recipe.finetune, recipe.export
         wrong = []
+        if file is not None and (file.half or file.int8):
+            wrong.append(
+                "export: half and int8 are not for detectors, whose files are in single precision; leave them out"
+            )
+        if config is None:
+            return wrong
         if config.ema is not None:
             wrong.append("finetune.ema: fine-tuning runs on mmengine's Runner; name an EMAHook in the config's hooks")
         if config.recalibrate:
