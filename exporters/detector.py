@@ -117,21 +117,24 @@ def described(detector: Any, **known: Any) -> About:
 
 def _gate(detector: nn.Module, runner: Runner, pictures: Sequence[Tensor], lowered: Lowered | None = None) -> Matched:
     """The file against mmdet's own code, on the images and on the first in an odd size."""
+    from compress.mmdet import whole
     from compress.mmdet.predict import limits, predict
 
     twin: Any = still(detector)
     first = pictures[0]
     size = tuple(max(n - o, 1) for n, o in zip(first.shape[2:], ODD, strict=True))
     odd = nn.functional.interpolate(first, size, mode="bilinear", align_corners=False)
-    inputs = [(f"image {i}", picture) for i, picture in enumerate(pictures)] + [
-        (f"image 0 of {size[0]}x{size[1]}", odd)
-    ]
+    inputs = {f"image {i}": picture for i, picture in enumerate(pictures)}
+    right = {name: predict(twin, picture) for name, picture in inputs.items()}
+    if whole.Features(twin).pixels.step == twin.data_preprocessor.pad_size_divisor:  # else it takes multiples only
+        name = f"image 0 of {size[0]}x{size[1]}"
+        right[name], inputs[name] = predict(twin, odd), odd
     threshold, least, most = limits(twin)
-    found = match(((n, predict(twin, x), _run(runner, x, threshold)) for n, x in inputs), least, most)
+    found = match(((n, right[n], _run(runner, x, threshold)) for n, x in inputs.items()), least, most)
     if found.wrong:
         name = found.wrong[0].partition(":")[0]
         more = f" (and {len(found.wrong) - 1} more)" if len(found.wrong) > 1 else ""
-        where = _where(lowered, dict(inputs)[name]) if lowered else ""
+        where = _where(lowered, inputs[name]) if lowered else ""
         bounds = "At most 0.5 px, 0.001 of a score and 0.01 of a mask are let through."
         raise ParityError(f"{found.wrong[0]}{more}. {bounds}{where}")
     if not found.compared:

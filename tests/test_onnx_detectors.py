@@ -25,6 +25,7 @@ from compress import cli
 from compress.exporters import detector as exporter
 from compress.exporters.match import Found, match
 from compress.exporters.onnx import ExportError, ParityError, plan_hash, read_metadata
+from compress.mmdet import whole
 from compress.mmdet.boxes import paste
 from compress.mmdet.predict import predict
 from compress.mmdet.whole import Detector
@@ -110,8 +111,7 @@ def lively(name: str) -> Any:
         for pattern, deviation in spread.items():
             if re.search(f"{pattern}$", path) and isinstance(module, (nn.Linear, nn.Conv2d)):
                 nn.init.normal_(module.weight, std=deviation)
-                if path.startswith("bbox_head") and "cls" in path:  # which begins where nothing is likely
-                    nn.init.constant_(module.bias, -2)
+                nn.init.normal_(module.bias, -2 if path.startswith("bbox_head") else 0, 0.1)
     for module in detector.modules():  # the `eval` of mmdet's Swin gives nothing back
         module.training = False
     return detector
@@ -173,7 +173,7 @@ def agree(detector: nn.Module, path: Path, *images: Tensor) -> int:
         assert float((right.scores - here.scores).abs().max()) < 1e-4
         if right.masks is not None and here.masks is not None:
             shared, either = (right.masks & here.masks).sum((1, 2)), (right.masks | here.masks).sum((1, 2))
-            assert bool((shared >= 0.99 * either).all()) and int(either.sum()) > 100
+            assert bool((shared >= 0.99 * either).all())
         count += int((right.scores > 0.05).sum())
     return count
 
@@ -238,10 +238,8 @@ def test_faster_rcnn_agrees_and_a_faulty_export_leaves_no_file(tmp_path: Path, m
     assert report.detections is not None and report.detections.compared >= 10
     assert agree(detector, path, noise(50, 71)) >= 5
     path.unlink()
-    right = Detector.forward
-    monkeypatch.setattr(
-        Detector, "forward", lambda self, image: right(self, image) | {"boxes": image.float()[0, 0, :9, :4]}
-    )
+    right = whole.decode
+    monkeypatch.setattr(whole, "decode", lambda *given: right(*given) + 0.7)
     with pytest.raises(ParityError, match="image 0: the file"):
         exporter.export(detector, path, noise(64, 64), timing=BRIEF)
     assert not list(tmp_path.iterdir())
@@ -264,9 +262,9 @@ def test_features_of_a_swin_have_any_batch_and_any_size(cascade: tuple[Any, Path
 def test_masks_in_the_frame_of_their_boxes_are_pasted_to_the_same_maps() -> None:
     detector, image = lively("Mask R-CNN"), noise(75, 101)
     with torch.no_grad():
-        found, whole = Detector(detector, pasted=False)(image), Detector(detector)(image)
+        found, pasted = Detector(detector, pasted=False)(image), Detector(detector)(image)
     assert found["masks"].shape == (len(found["boxes"]), 28, 28)
-    assert torch.equal(paste(found["masks"], found["boxes"], 75, 101) >= 0.5, whole["masks"])
+    assert torch.equal(paste(found["masks"], found["boxes"], 75, 101) >= 0.5, pasted["masks"])
 
 
 def test_a_pasted_mask_is_what_grid_sampling_gives() -> None:

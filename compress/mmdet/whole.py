@@ -20,11 +20,12 @@ from .sizes import free_
 
 # isort: split
 from mmcv.ops import RoIAlign
-from mmdet.models import dense_heads, detectors, roi_heads, task_modules
+from mmdet.models import dense_heads, detectors, necks, roi_heads, task_modules
 from mmdet.models.dense_heads.base_dense_head import BaseDenseHead
 from mmdet.models.roi_heads import bbox_heads, mask_heads, roi_extractors
 
 ALL = 2**31 - 1
+STEP = 32  # of the coarsest map
 
 
 class Pixels(nn.Module):
@@ -55,6 +56,8 @@ class Features(nn.Module):
         super().__init__()
         self.detector: Any = shell(detector)
         self.pixels = Pixels(self.detector.data_preprocessor)
+        if isinstance(getattr(self.detector, "neck", None), (necks.CSPNeXtPAFPN, necks.YOLOXPAFPN)):
+            self.pixels.step = max(self.pixels.step, STEP)  # it runs on no other sizes
         free_(self.detector)
 
     def maps(self, image: Tensor) -> list[Tensor]:
