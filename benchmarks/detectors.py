@@ -27,7 +27,7 @@ import torch
 import compress
 import compress.mmdet
 from compress.exporters import detector as exporter
-from compress.mmdet.predict import pictures
+from compress.mmdet.predict import pictures, predict
 from compress.recipe import Recipe, Target, Timing
 from compress.search import Job, search_class
 
@@ -259,15 +259,31 @@ def onnx(folder: Path, steps: int, count: int) -> dict[str, Any]:
     return found
 
 
+def spread_(layer: Any) -> None:
+    """Scale a layer, when it is first run, so that its outputs differ: nothing is found where all are alike."""
+
+    @torch.no_grad()
+    def scale(module: Any, _: Any, out: Any) -> Any:
+        factor = 3 / out.std()
+        module.weight.mul_(factor)
+        handle.remove()
+        return out * factor
+
+    handle = layer.register_forward_hook(scale)
+
+
 def onnx_full(folder: Path) -> dict[str, Any]:
     cfg = compress.mmdet.read(CONFIG, {"model.backbone.init_cfg": None})
     torch.manual_seed(0)
     detector: Any = compress.mmdet.build(cfg)
-    torch.nn.init.normal_(detector.rpn_head.rpn_cls.weight, std=0.1)  # else every anchor is as good as the next
-    for head in detector.roi_head.bbox_head:
-        torch.nn.init.normal_(head.fc_cls.weight, std=0.3)
-        torch.nn.init.normal_(head.fc_reg.weight, std=0.05)
     images = pictures(cfg, sorted((folder / "images" / "train2017").glob("*.jpg"))[:1])
+    for module in detector.modules():
+        module.training = False
+    for head in detector.roi_head.bbox_head:
+        torch.nn.init.normal_(head.fc_reg.weight, std=0.02)
+    for layer in (detector.rpn_head.rpn_cls, *(head.fc_cls for head in detector.roi_head.bbox_head)):
+        spread_(layer)
+    predict(detector, images[0][None])
     with tempfile.TemporaryDirectory() as place:
         start = time.perf_counter()
         report = exporter.export(detector, Path(place) / "full.onnx", images, timing=Timing(repeats=3))
