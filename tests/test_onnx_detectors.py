@@ -15,8 +15,8 @@ import onnx
 import onnxruntime as ort
 import pytest
 import torch
+from detectors import data_of, make_pictures
 from onnx import numpy_helper
-from PIL import Image
 from torch import Tensor, nn
 
 import compress
@@ -40,7 +40,7 @@ LEVELS = {"type": "FPN", "out_channels": 16, "num_outs": 2}
 SWIN = {
     "type": "SwinTransformer",
     "embed_dims": 16,
-    "depths": [2, 2],
+    "depths": [1, 2],
     "strides": (4, 2),
     "num_heads": [2, 2],
     "out_indices": (0, 1),
@@ -66,7 +66,7 @@ CONFIGS = {
 
 
 def config_of(name: str) -> Any:
-    """The config that a recipe is for, with two narrow stages, two levels and three classes."""
+    """The config that a recipe is for, with two narrow stages, two levels, three classes, and two heads in a cascade."""
     cfg = compress.mmdet.read(CONFIGS[name], {"log_level": "ERROR"})
     model = cfg.model
     if name == "RTMDet":
@@ -85,6 +85,9 @@ def config_of(name: str) -> Any:
     model.test_cfg.rpn.update({"nms_pre": 60, "max_per_img": 20})
     model.test_cfg.rcnn.update({"max_per_img": 10})
     roi = model.roi_head
+    if "num_stages" in roi:
+        roi.update({"num_stages": 2, "stage_loss_weights": [1, 0.5], "bbox_head": roi.bbox_head[:2]})
+        model.train_cfg.rcnn = model.train_cfg.rcnn[:2]
     for head in roi.bbox_head if isinstance(roi.bbox_head, list) else [roi.bbox_head]:
         head.update({"in_channels": 16, "fc_out_channels": 24, "num_classes": 3})
         if "conv_out_channels" in head:
@@ -359,22 +362,36 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *wo
     return int(done.value.code or 0), streams.out, " ".join(streams.err.split())
 
 
-def test_the_command_exports_a_saved_detector(
+def test_a_recipe_and_the_command_export_a_detector(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    pruned = cut(lively("RetinaNet"), {"channels": True})
-    pruned.save(tmp_path / "out")
-    config_of("RetinaNet").dump(tmp_path / "dense.py")
-    (tmp_path / "pictures").mkdir()
-    Image.fromarray(noise(50, 64)[0].permute(1, 2, 0).numpy()).save(tmp_path / "pictures" / "a.png")
-    path, given = tmp_path / "a.onnx", ["--mmdet", tmp_path / "dense.py", "--images", tmp_path / "pictures"]
-    code, out, error = run(monkeypatch, capsys, tmp_path / "out", *given, "--onnx", path, "--json")
-    assert code == 0, error
-    report = json.loads(out)
-    assert report["detections"]["compared"] >= 5 and report["file"]["bytes"] < report["dense"]["bytes"]
-    about = read_metadata(path)
+    pictures, out = make_pictures(tmp_path / "pictures", count=3), tmp_path / "out"
+    cfg = config_of("RetinaNet")
+    cfg.merge_from_dict({**data_of(pictures, masks=False), "custom_hooks": []})
+    cfg.dump(tmp_path / "dense.py")
+    task = compress.mmdet.task(cfg)
+    monkeypatch.setattr(task, "evaluate", lambda *_: {})  # of random weights
+    recipe = {"budget": {"dims": "60%"}, "timing": {"repeats": 3}, "export": "onnx"}
+    pruned = compress.prune(lively("RetinaNet"), recipe, task=task, workdir=out, quiet=True)
+    report = pruned.report.export
+    assert report["detections"]["images"] == 4 and report["detections"]["compared"] >= 10
+    assert report["file"]["bytes"] < report["dense"]["bytes"]
+    about = read_metadata(out / "model.onnx")
     assert about["plan"] == plan_hash(pruned.plan) and about["pixels"] == "RGB, 0 to 255"
-    assert agree(pruned.model, path, noise(50, 71)) >= 5
+    assert about["classes"] == ["square", "disc"]
+    assert agree(pruned.model, out / "model.onnx", noise(50, 71)) >= 5
+    words = [out, "--mmdet", tmp_path / "dense.py", "--onnx", tmp_path / "a.onnx", "--part", "features", "--json"]
+    code, text, error = run(monkeypatch, capsys, *words, "--images", pictures)
+    assert code == 0, error
+    assert json.loads(text)["max_rel_diff"] < 1e-4 and json.loads(text)["outputs"] == ["features_0", "features_1"]
+
+
+def test_precisions_that_detectors_do_not_have_are_told_before_the_start(tmp_path: Path) -> None:
+    cfg = config_of("RetinaNet")
+    cfg.merge_from_dict(data_of(make_pictures(tmp_path / "pictures", count=2), masks=False))
+    recipe = {"budget": {"dims": "60%"}, "export": {"half": True}}
+    with pytest.raises(compress.NotReady, match="export: half and int8 are not for detectors"):
+        compress.prune(lively("RetinaNet"), recipe, task=compress.mmdet.task(cfg), workdir=tmp_path / "out", quiet=True)
 
 
 @pytest.mark.parametrize(
