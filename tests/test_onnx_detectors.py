@@ -66,7 +66,7 @@ CONFIGS = {
 
 
 def config_of(name: str) -> Any:
-    """The config that a recipe is for, with two narrow stages, two levels, three classes, and two heads in a cascade."""
+    """The config that a recipe is for, with two narrow stages, two levels, three classes, two heads in a cascade."""
     cfg = compress.mmdet.read(CONFIGS[name], {"log_level": "ERROR"})
     model = cfg.model
     if name == "RTMDet":
