@@ -23,9 +23,9 @@ import compress
 import compress.mmdet
 from compress import cli
 from compress.exporters import detector as exporter
+from compress.exporters import onnx as onnx_exporter
 from compress.exporters.match import Found, match
 from compress.exporters.onnx import ExportError, ParityError, plan_hash, read_metadata
-from compress.mmdet import whole
 from compress.mmdet.boxes import paste
 from compress.mmdet.predict import predict
 from compress.mmdet.whole import Detector
@@ -66,7 +66,7 @@ CONFIGS = {
 
 
 def config_of(name: str) -> Any:
-    """The config that a recipe is for, with two narrow stages, two levels, three classes, two heads in a cascade."""
+    """The config that a recipe is for: two narrow stages, two levels, three classes, two heads in a cascade."""
     cfg = compress.mmdet.read(CONFIGS[name], {"log_level": "ERROR"})
     model = cfg.model
     if name == "RTMDet":
@@ -236,13 +236,15 @@ def test_nothing_found_is_an_empty_result(cascade: tuple[Any, Path, Any], tmp_pa
 
 
 def test_faster_rcnn_agrees_and_a_faulty_export_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    detector, path = lively("Faster R-CNN"), tmp_path / "detector.onnx"
+    detector, path, kept = lively("Faster R-CNN"), tmp_path / "detector.onnx", []
+    right = onnx_exporter.lower
+    monkeypatch.setattr(onnx_exporter, "lower", lambda *args, **how: kept.append(right(*args, **how)) or kept[0])
     report = exporter.export(detector, path, noise(64, 64), timing=BRIEF)
     assert report.detections is not None and report.detections.compared >= 10
     assert agree(detector, path, noise(50, 71)) >= 5
     path.unlink()
-    right = whole.decode
-    monkeypatch.setattr(whole, "decode", lambda *given: right(*given) + 0.7)
+    monkeypatch.setattr(onnx_exporter, "lower", lambda *args, **how: kept[0])  # a graph with weights of before
+    detector.roi_head.bbox_head.fc_reg.bias.data += 0.5
     with pytest.raises(ParityError, match="image 0: the file"):
         exporter.export(detector, path, noise(64, 64), timing=BRIEF)
     assert not list(tmp_path.iterdir())
