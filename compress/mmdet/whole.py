@@ -238,7 +238,7 @@ def _dense(name: str, head: Any, known: Any) -> str:
     if any(getattr(type(head), m, None) is not getattr(known, m) for m in methods):
         return f"{name}: {type(head).__name__} predicts in a way of its own"
     if any(hasattr(head, factor) for factor in ("loss_centerness", "loss_iou", "loss_obj")):
-        return f"{name}: {type(head).__name__} weighs its scores with something else that it predicts, which is not known"
+        return f"{name}: {type(head).__name__} weighs its scores with something else that it predicts"
     generators = (
         task_modules.AnchorGenerator,
         task_modules.MlvlPointGenerator,
