@@ -161,11 +161,11 @@ def prune(
         print(pruned.report.to_json())
         return
     out.print(pruned.report)
-    out.print(f"saved in {workdir}; look at {workdir / 'report.html'}", highlight=False)
+    out.print(f"saved in {workdir}; look at {workdir / 'report.html'}", highlight=False, soft_wrap=True)
     again = f"compress.load(fresh_dense_model, {str(workdir)!r})"
     if detector is not None:
         again = f"mmdet.apis.init_detector({str(workdir / 'config.py')!r})"
-    out.print(f"reload with {again}", highlight=False)
+    out.print(f"reload with {again}", highlight=False, soft_wrap=True)
 
 
 @app.command()
