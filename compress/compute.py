@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .fields import Strict
-from .processes import everywhere, mean
+from .processes import mean, world
 
 Precision = Literal["float32", "bf16", "fp16"]
 FIRST_SCALE, GROWS_EVERY = 2.0**16, 2000  # of the loss in half precision: as torch.amp.GradScaler has them
@@ -164,9 +164,14 @@ class Compute:
 
     def _shared(self, terms: dict[str, Tensor], found: list[Tensor | None], wanted: Sequence[Tensor]) -> Found | None:
         """Means over the processes; None if they overflow, and the loss can be scaled down."""
-        idle = everywhere([g is None for g in found], self.device)
+        idle = [g is None for g in found]
         filled = [torch.zeros_like(p) if g is None else g for p, g in zip(wanted, found, strict=True)]
-        means = mean([*filled, *terms.values()])
+        if world() > 1:  # all that is to be shared travels together
+            flags = torch.tensor(idle, dtype=filled[0].dtype, device=filled[0].device)
+            *means, flags = mean([*filled, *terms.values(), flags])
+            idle = [flag == 1 for flag in flags.tolist()]
+        else:
+            means = [*filled, *terms.values()]
         gradients, values = means[: len(filled)], means[len(filled) :]
         if self.precision == "fp16":
             finite = bool(torch.stack(torch._foreach_norm(gradients, torch.inf)).isfinite().all())

@@ -77,15 +77,6 @@ def total(sums: Tensor | None, size: int) -> Tensor:
     return found
 
 
-def everywhere(flags: Sequence[bool], device: torch.device) -> list[bool]:
-    """Which of these hold in every process."""
-    if not _several() or not flags:
-        return list(flags)
-    held = torch.tensor(flags, dtype=torch.uint8, device=device)
-    dist.all_reduce(held, dist.ReduceOp.MIN)
-    return [bool(flag) for flag in held.tolist()]
-
-
 def agreed(value: T) -> T:
     """The first process's value, in all."""
     if not _several():

@@ -54,19 +54,22 @@ def test_alone_nothing_is_shared() -> None:
     assert all(a is b for a, b in zip(processes.mean(tensors), tensors, strict=True))
     assert processes.rank() == 0
     assert processes.agreed("mine") == "mine"
-    assert processes.everywhere([True, False], torch.device("cpu")) == [True, False]
 
 
 def test_means_flags_and_values_are_those_of_all(tmp_path: Path) -> None:
     code = """
     from torch import nn
-    from compress.processes import agree_, agreed, everyone, everywhere, first, join, mean, mean_, rank, total, world
+    from compress.compute import Compute
+    from compress.processes import agree_, agreed, everyone, first, join, mean, mean_, rank, total, world
     device = join(cpu=True)
     me = rank()
     double = torch.tensor([1.0, 3.0], dtype=torch.float64) * me
     means = mean([torch.full((2, 2), float(me)), double, torch.ones(1).expand(3)])
     mean_([double])
-    flags = everywhere([True, me == 0, False], torch.device("cpu"))
+    unused = [torch.nn.Parameter(torch.ones(1)) for _ in range(3)]
+    terms = lambda piece: {"task": unused[0].sum() + (unused[1].sum() * me if me else 0)}
+    found = Compute().gradients(terms, torch.ones(1), unused)
+    flags = [found.idle, [float(g) for g in found.gradients]]
     layer = nn.Linear(2, 1)
     agree_(layer)
     norms = agreed([float(p.detach().norm()) for p in layer.parameters()])
@@ -82,7 +85,7 @@ def test_means_flags_and_values_are_those_of_all(tmp_path: Path) -> None:
     """
     expected = {
         "means": [[0.5] * 4, [0.5, 1.5], [1.0] * 3],
-        "flags": [True, False, False],
+        "flags": [[False, False, True], [1.0, 0.5, 0.0]],
         "same": True,
         "world": 2,
         "device": "cpu",
