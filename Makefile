@@ -4,13 +4,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test lint bench clean
 
 quickstart: $(STAMP)
 	$(BIN)/compress quickstart
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests compress exporters README.md docs
+
+# Quick versions, about 20 minutes on 2 cores; `python -m benchmarks.NAME` without --quick is what the README shows.
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.scale --quick --repeats 1
+	$(BIN)/python -m benchmarks.accuracy --quick
+	$(BIN)/python -m benchmarks.vs_scratch --quick
+	$(BIN)/python -m benchmarks.engine cost --minutes 1
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

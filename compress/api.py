@@ -122,7 +122,7 @@ def prune(
                 run.export(folder)  # what was pruned is safe if it fails
                 pruned._write(folder)
             Store(folder).clear()
-        agreed(None)  # nobody goes on before the files are there
+    agreed(None)  # nobody goes on before the files are there, and the lock is gone
     return pruned
 
 

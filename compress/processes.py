@@ -6,6 +6,7 @@ With one process, everything else here does nothing.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ def join(cpu: bool) -> torch.device | None:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 and not _several():
         return None
     if not dist.is_initialized():
+        atexit.register(leave)  # before the interpreter takes down what gloo's threads work with
         found: torch.device = PartialState(cpu=cpu or not torch.cuda.is_available()).device
         return torch.device("cpu") if found.type == "cpu" else found  # which has no number
     local = int(os.environ.get("LOCAL_RANK", "0"))

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from mmengine.dist import init_dist, is_distributed
-from torch import distributed as dist
 from torch import nn
 
 from ..api import load
 from ..exporters.report import ExportReport
 from ..plan import Plan
+from ..processes import join
 from ..recipe import Timing
 from ..report import Report
 from .config import ConfigLike, build, parsed, read
@@ -38,7 +38,7 @@ def launched(
         if torch.cuda.is_available():
             init_dist("pytorch", **{"backend": "nccl", **(cfg.get("env_cfg") or {}).get("dist_cfg", {})})
         else:  # which mmengine's own does not think of
-            dist.init_process_group("gloo")
+            join(cpu=True)
     return build(cfg, checkpoint), task(cfg, seed=seed)
 
 

@@ -237,7 +237,8 @@ def _dense(name: str, head: Any, known: Any) -> str:
     methods = ("predict", "predict_by_feat", "_predict_by_feat_single", "_bbox_post_process")
     if any(getattr(type(head), m, None) is not getattr(known, m) for m in methods):
         return f"{name}: {type(head).__name__} predicts in a way of its own"
-    if any(hasattr(head, factor) for factor in ("loss_centerness", "loss_iou", "loss_obj")):
+    plain = isinstance(head, dense_heads.RTMDetHead) and not head.with_objectness  # it has the loss, and no use for it
+    if not plain and any(hasattr(head, factor) for factor in ("loss_centerness", "loss_iou", "loss_obj")):
         return f"{name}: {type(head).__name__} weighs its scores with something else that it predicts"
     generators = (
         task_modules.AnchorGenerator,
