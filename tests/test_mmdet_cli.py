@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,8 @@ def test_one_command_leaves_a_directory_that_mmdet_loads(
     cfg = small_config(pictures)
     cfg.dump(tmp_path / "dense.py")
     torch.manual_seed(0)
-    detector = compress.mmdet.build(cfg)
+    with redirect_stdout(sys.stderr):  # loggers of mmengine stay where they begin, here as in a program of its own
+        detector = compress.mmdet.build(cfg)
     torch.save({"state_dict": detector.state_dict(), "meta": {}}, tmp_path / "dense.pth")
     (tmp_path / "mine.yaml").write_text(
         "target: {mlp: true, channels: false}\nbudget: {dims: 50%}\nsearch: {method: netslim, epochs: 1 step}\n"

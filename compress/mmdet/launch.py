@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,13 @@ def launched(
     Raises:
         ValueError: a config, checkpoint or dataset that cannot be used.
     """
+    with redirect_stdout(sys.stderr):  # loggers of mmengine stay where they begin
+        return _launched(config, checkpoint, options, seed, quiet)
+
+
+def _launched(
+    config: ConfigLike, checkpoint: Path | None, options: Sequence[str], seed: int, quiet: bool
+) -> tuple[nn.Module, Detection]:
     cfg = read(config, parsed(options))
     if quiet:
         cfg.log_level = "ERROR"

@@ -129,16 +129,17 @@ def _runner(cfg: Config, model: nn.Module, folder: Path, seed: int, **given: Any
     name = f"compress_{uuid.uuid4().hex[:8]}"
     draws = {**cfg.visualizer, "name": name} if cfg.get("visualizer") else None
     common = {key: cfg[key] for key in ("env_cfg", "log_processor", "log_level", "default_scope") if cfg.get(key)}
-    return Runner(
-        model=model,
-        work_dir=str(folder),
-        experiment_name=name,
-        visualizer=draws,
-        randomness={"seed": seed},
-        cfg=cfg,
-        **common,
-        **given,
-    )
+    with redirect_stdout(sys.stderr):  # where its loggers begin, and stay
+        return Runner(
+            model=model,
+            work_dir=str(folder),
+            experiment_name=name,
+            visualizer=draws,
+            randomness={"seed": seed},
+            cfg=cfg,
+            **common,
+            **given,
+        )
 
 
 def _inner(model: Any) -> nn.Module:
