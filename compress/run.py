@@ -38,7 +38,7 @@ from .share import accumulated, shared
 from .shell import shell, teacher_of
 from .slicing import slice_
 from .split import halves
-from .states import compiled, synchronised
+from .states import compiled, lay_out_, synchronised
 from .timing import batched, check_reach, choose_by_latency, compare
 from .tracking import tracking
 from .workdir import IDENTITY, check_workdir, own_workdir
@@ -55,8 +55,7 @@ class Run:
         if not recipe.target.include and (include := getattr(self.task, "include", ())):
             self.recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"include": include})})
         self.compact = copy.deepcopy(model).to(engine.device)
-        if engine.config.channels_last:
-            self.compact.to(memory_format=torch.channels_last)
+        lay_out_(self.compact, engine)
         agree_(self.compact)
         self.plan = Plan({}, {})
         self.round = 0
@@ -219,8 +218,7 @@ class Run:
                 done = compensate_(self.compact, groups, plan, [self.ready.example_inputs])
                 self._note(f"the means of dropped dimensions went into the biases of {len(done)} layers")
             slice_(self.compact, plan)
-            if self.engine.config.channels_last:
-                self.compact.to(memory_format=torch.channels_last)
+            lay_out_(self.compact, self.engine)
             self.plan = self.plan.then(plan)
             self.round += 1
             if hasattr(self.recipe.search, "structure"):

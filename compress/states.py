@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from .engine import Engine
@@ -31,6 +32,12 @@ def objections(engine: Engine) -> list[str]:
             "parallelism; to fine-tune the result sharded, load it with compress.load in a training loop of your own"
         )
     return wrong
+
+
+def lay_out_(model: nn.Module, engine: Engine) -> None:
+    """Weights in the memory format that the recipe asks for."""
+    if engine.config.channels_last:
+        model.to(memory_format=torch.channels_last)
 
 
 @contextmanager

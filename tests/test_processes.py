@@ -122,6 +122,7 @@ SETTING = """
         dict(method="netslim", **TRAIN, distill={}),
         dict(method="rarts", **TRAIN),
         dict(method="rarts", update="fused", **TRAIN),
+        dict(method="darts1", **TRAIN),
         dict(method="darts2", **TRAIN),
         dict(method="milenas", **TRAIN),
         dict(method="bayesnas", **TRAIN, samples=100000),
