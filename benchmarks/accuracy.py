@@ -1,25 +1,31 @@
-"""Accuracy against Torch-Pruning: CIFAR-10, half and 35 % of the multiply-adds left, the same total of training steps.
+"""Accuracy against Torch-Pruning and ModelOpt: CIFAR-10, half and 35 % of the multiply-adds left, equal training.
 
     python -m benchmarks.accuracy [--quick] [--full] [--data FOLDER] [--seeds 3] [--workers 2] [--only NAME]
 
-ResNet-20 (with `--full` also ResNet-56), 500 batches of 64 in all: what a method's search does not read goes to its
-fine-tuning. Each with the dense network as teacher (of fine-tuning; of our searches, too) and without, so that the gain
-of the search is not that of the teacher. Fine-tuning is the same code for all. `--quick`: one seed, one budget, a fifth
-of the steps, the methods that matter most.
+ResNet-20 (with `--full` also ResNet-56), 300 batches of 64 in all: what a method's search does not read goes to its
+fine-tuning, which is the same code for all, in bf16 mixed precision. Each method with the dense network as teacher (of
+fine-tuning; of our searches, too) and without, so that the gain of the search is not that of the teacher. Settings were
+chosen on training images that are not trained on (`--validate`); the table is measured on 5000 test images. `--quick`:
+one seed, one budget, a quarter of the steps, the methods that matter most.
 
-A run that was stopped goes on where it was; the table is benchmarks/results/accuracy.md.
+A run that was stopped goes on where it was. `--data` is a folder with cifar10/ and models/, where cifar10/ may be
+missing if torchvision's CIFAR10 is there.
 """
 
 from __future__ import annotations
 
 import copy
+import time
+from argparse import Namespace
 from itertools import product
 from typing import Any
 
 import torch
 from rich.table import Table
+from torch import nn
 
 import compress
+from compress.compute import EngineConfig
 from compress.display import Display
 from compress.engine import Engine
 from compress.finetune import finetune
@@ -28,132 +34,144 @@ from compress.plan import Plan
 from compress.recipe import Finetune
 from compress.task import Classification
 
-from . import methods, results, rivals
+from . import fastnas, methods, results, rivals
 from .cifar import loaders
 from .models import cifar_resnet
 from .zoo import count_macs
 
-SEARCH, TUNE = 200, 300  # batches
-TEACHER = {"temperature": 4, "weight": 8}
+STEPS, SEARCH = 300, 60  # batches: of everything, and of them those that a search trains on
+ENGINE = {"precision": "bf16", "channels_last": True}
+TAUGHT: dict[str, Any] = {"lr": 0.01, "distill": {"temperature": 4, "weight": 8}}  # whose gradient is twice the task's
+ALONE: dict[str, Any] = {"lr": 0.02}
+TRAINED = {"epochs": SEARCH, "schedule": "constant"}  # fine-tuning goes on at the rate, and lowers it
 OURS: dict[str, dict[str, Any]] = {
-    "random": {"method": "random"},
     "magnitude": {"method": "magnitude"},
     "taylor": {"method": "taylor", "epochs": rivals.READ},
-    "netslim": {"method": "netslim", "lr": 0.02, "epochs": SEARCH},
-    "bayesnas": {"method": "bayesnas", "lr": 0.02, "epochs": SEARCH},
-    "rarts": {"method": "rarts", "lr": 0.02, "epochs": SEARCH // 2},  # on pairs of batches
+    "bayesnas": {"method": "bayesnas", **TRAINED},
+    "netslim": {"method": "netslim", **TRAINED},
+    "rarts": {"method": "rarts", **TRAINED, "epochs": SEARCH // 2},  # on pairs of batches
 }
 QUICK = ("taylor", "netslim", "tp magnitude", "tp group norm")
-BUDGETS, TEACHERS = (50, 35), (True, False)
+BUDGETS, TEACHERS = (50, 35), ("taught", "alone")
+COLUMNS = ("network", "MACs left", "teacher", "method", "after the cut", "fine-tuned", "params", "seeds")
+STAGES = ("search", "slice", "finetune")
 
 
-def name_of(network: str, method: str, left: int, taught: bool) -> str:
-    return f"{network} {left}% {'taught' if taught else 'alone'} {method}"
+class Bench:
+    """A dense network, its data, and the training and measuring that all methods share."""
 
+    def __init__(self, network: str, seed: int, options: Namespace) -> None:
+        torch.set_num_threads(1)
+        self.seed, self.scale = seed, 4 if options.quick else 1
+        self.train, val = loaders(options.data, options.validate)
+        self.task = Classification(self.train, val)
+        self.dense = cifar_resnet(network, options.data).to(memory_format=torch.channels_last)
+        self.engine = Engine(torch.device("cpu"), seed, Display(quiet=True), config=EngineConfig(**ENGINE))
 
-def jobs(quick: bool, full: bool) -> list[str]:
-    networks = ["resnet20"] + ["resnet56"] * full
-    chosen = QUICK if quick else (*OURS, *rivals.METHODS)
-    return [
-        name_of(*which)
-        for which in product(networks, chosen, BUDGETS[:1] if quick else BUDGETS, TEACHERS[:1] if quick else TEACHERS)
-    ]
+    def accuracy(self, model: nn.Module) -> float:
+        return self.engine.evaluate(self.task, model)["accuracy"]
+
+    def tune(self, model: nn.Module, plan: Plan, steps: int, settings: dict[str, Any]) -> None:
+        """Train in place. Nothing is measured on the way: no weights are chosen by the images measured on."""
+        config = Finetune.model_validate({**settings, "epochs": f"{steps} steps"})
+        with self.engine.stage("finetune"):
+            finetune(model, self.dense.eval(), plan, Classification(self.train), self.train, config, self.engine, steps)
 
 
 def one(job: methods.Job) -> methods.Row:
+    """Cut, measure, train, measure."""
     name, seed, options = job
-    torch.set_num_threads(1)
     network, left, taught, method = name.split(" ", 3)
-    part, teacher = int(left[:-1]) / 100, TEACHER if taught == "taught" else None
-    scale = 5 if options.quick else 1
-    train, val = loaders(options.data, options.validate)
-    dense = cifar_resnet(network, options.data).to(memory_format=torch.channels_last)
-    tune = {"lr": 0.01, "best": False} | ({"distill": teacher} if teacher else {})
+    part, training = int(left[:-1]) / 100, TAUGHT if taught == "taught" else ALONE
+    bench = Bench(network, seed, options)
     if method in OURS:
-        found = _ours(method, dense, part, tune, teacher, seed, scale, train, val)
+        small, plan, spent = ours(method, bench, part, training)
     else:
-        found = _theirs(method, dense, part, tune, seed, scale, train, val)
-    return {"method": name, "seed": seed, "quick": options.quick, **found}
-
-
-def _ours(
-    method: str, dense: Any, left: float, tune: Any, teacher: Any, seed: int, scale: int, train: Any, val: Any
-) -> dict[str, Any]:
-    search = dict(OURS[method])
-    read = 0
-    if "epochs" in search:
-        search["epochs"] = f"{search['epochs'] // scale} steps"
-        read = rivals.READ if method == "taylor" else SEARCH
-    if teacher and "lr" in search:
-        search["distill"] = teacher
-    rest = (SEARCH + TUNE - read) // scale
-    recipe = {
-        "budget": {"macs": left},
-        "search": search,
-        "finetune": {**tune, "epochs": f"{rest} steps"},
-        "timing": {"repeats": 3},
+        torch.manual_seed(derived(seed, method))
+        cut = fastnas.prune if method in fastnas.METHODS else rivals.prune
+        small, spent = cut(method, copy.deepcopy(bench.dense), part, bench.task, SEARCH // bench.scale, bench.engine)
+        plan = Plan({}, {})
+    sliced = bench.accuracy(small)
+    rest = STEPS // bench.scale - spent["batches"]
+    bench.tune(small, plan, rest, training)
+    example = torch.randn(1, 3, 32, 32)
+    return {
+        "method": name,
         "seed": seed,
-    }
-    report = compress.prune(dense, recipe, train=train, val=val, device="cpu", quiet=True).report
-    return {
-        "dense": report.dense.metrics["accuracy"],
-        "sliced": report.sliced["accuracy"],
-        "tuned": report.pruned.metrics["accuracy"],
-        "macs": report.pruned.macs / report.dense.macs,
-        "params": report.pruned.params / report.dense.params,
-        "seconds": {k: round(v, 2) for k, v in report.seconds.items() if k not in ("evaluate", "timing")},
-    }
-
-
-def _theirs(
-    method: str, dense: Any, left: float, tune: Any, seed: int, scale: int, train: Any, val: Any
-) -> dict[str, Any]:
-    torch.manual_seed(derived(seed, method))
-    engine = Engine(torch.device("cpu"), seed, Display(quiet=True))
-    task, model, example = Classification(train, val), copy.deepcopy(dense), torch.randn(1, 3, 32, 32)
-    before = engine.evaluate(task, dense)["accuracy"]
-    spent = rivals.prune(method, model, left, train, SEARCH // scale, 0.02)
-    sliced = engine.evaluate(task, model)["accuracy"]
-    rest = (SEARCH + TUNE) // scale - spent["batches"]
-    config = Finetune.model_validate({**tune, "epochs": f"{rest} steps"})
-    with engine.stage("finetune"):
-        finetune(model, dense.eval(), Plan({}, {}), task, train, config, engine, rest)
-    return {
-        "dense": before,
         "sliced": sliced,
-        "tuned": engine.evaluate(task, model)["accuracy"],
-        "macs": count_macs(model, example) / count_macs(dense, example),
-        "params": sum(p.numel() for p in model.parameters()) / sum(p.numel() for p in dense.parameters()),
-        "seconds": {k: round(spent[k], 2) for k in ("search", "slice")} | {"finetune": engine.seconds["finetune"]},
+        "tuned": bench.accuracy(small),
+        "macs": count_macs(small, example) / count_macs(bench.dense, example),
+        "params": _size(small) / _size(bench.dense),
+        "batches": {"search": spent["batches"], "finetune": rest},
+        "seconds": {k: round(spent[k], 2) for k in STAGES[:2]} | {"finetune": bench.engine.seconds["finetune"]},
     }
+
+
+def _size(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def ours(method: str, bench: Bench, left: float, training: dict[str, Any]) -> tuple[nn.Module, Plan, dict[str, Any]]:
+    """The compact network before fine-tuning, its plan, and what was spent, in batches and seconds."""
+    search, read = dict(OURS[method]), 0
+    if "epochs" in search:
+        read = (search["epochs"] if method != "rarts" else SEARCH) // bench.scale
+        search["epochs"] = f"{search['epochs'] // bench.scale} steps"
+    if "schedule" in search:
+        search |= training
+    recipe = {"budget": {"macs": left}, "search": search, "engine": ENGINE, "seed": bench.seed}
+    start = time.perf_counter()
+    pruned = compress.prune(bench.dense, recipe, train=bench.train, device="cpu", quiet=True)
+    seconds = pruned.report.seconds
+    spent = {"batches": read, "search": seconds.get("search", 0.0)}
+    rest = time.perf_counter() - start - spent["search"] - seconds.get("timing", 0.0)
+    return pruned.model, pruned.plan, spent | {"slice": rest}
+
+
+def table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """A line a method, mean and standard deviation over the seeds; within a block the best is first."""
+    cells: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        cells.setdefault(tuple(row["method"].split(" ", 3)), []).append(row)
+
+    def order(cell: tuple[tuple[str, ...], list[dict[str, Any]]]) -> tuple[Any, ...]:
+        (network, left, taught, _), mine = cell
+        return network, -int(left[:-1]), TEACHERS.index(taught), -sum(row["tuned"] for row in mine) / len(mine)
+
+    lines = []
+    for (network, left, taught, method), mine in sorted(cells.items(), key=order):
+        measured = [methods.percents([row[key] for row in mine]) for key in ("sliced", "tuned", "params")]
+        seconds = [sum(row["seconds"][stage] for row in mine) / len(mine) for stage in STAGES]
+        teacher = "yes" if taught == "taught" else "no"
+        lines.append([network, left, teacher, method, *measured, str(len(mine)), *(f"{s:.1f} s" for s in seconds)])
+    return [*COLUMNS, *STAGES], lines
 
 
 def main() -> None:
     parser = methods.options_of(__doc__, workers=2)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--full", action="store_true", help="ResNet-56, too")
     options = parser.parse_args()
     options.seeds = 1 if options.quick else options.seeds
     file = "accuracy_quick" if options.quick else "accuracy_validation" if options.validate else "accuracy"
     rows: list[dict[str, Any]] = results.load(file).get("rows", [])
-    settings = {"batch": 64, "batches": SEARCH + TUNE, "ours": OURS}
-    names = jobs(options.quick, options.full)
+    settings = {"batch": 64, "batches": STEPS, "search": SEARCH, "ours": OURS, "taught": TAUGHT, "alone": ALONE}
+    networks = ["resnet20"] + ["resnet56"] * options.full
+    chosen = QUICK if options.quick else (*OURS, *rivals.METHODS, *fastnas.METHODS)
+    few = 1 if options.quick else None
+    names = [
+        f"{network} {left}% {taught} {method}"
+        for network, left, taught, method in product(networks, BUDGETS[:few], TEACHERS[:few], chosen)
+    ]
     for row in methods.rows_of(one, names, options, list(rows)):
         rows.append(row)
         print(row, flush=True)
         results.save(file, settings | {"rows": rows})
-    columns = ("network", "MACs left", "teacher", "method", "after the cut", "fine-tuned", "params", "seeds", "seconds")
-    table = Table(*columns)
-    lines = []
-    for name in sorted(names, key=lambda n: n.split(" ")[:3]):
-        mine = [row for row in rows if row["method"] == name]
-        if mine:
-            network, left, taught, method = name.split(" ", 3)
-            measured = [methods.percents([row[key] for row in mine]) for key in ("sliced", "tuned", "params")]
-            taught = "yes" if taught == "taught" else "no"
-            lines.append([network, left, taught, method, *measured, str(len(mine)), methods.spent(mine)])
-            table.add_row(*lines[-1])
-    results.console().print(table)
+    columns, lines = table(rows)
+    shown = Table(*columns)
+    for line in lines:
+        shown.add_row(*line)
+    results.console().print(shown)
     results.markdown(file, columns, lines)
 
 

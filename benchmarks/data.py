@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import TensorDataset
+from torchvision.datasets import CIFAR10
 
 from .results import ROOT
 
@@ -21,12 +23,26 @@ def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of data and models")
 
 
+@cache
 def cifar10(data: Path, split: str, count: int, start: int = 0) -> tuple[Tensor, Tensor]:
-    """Images `start` to `start + count` of the `train` or `test` split, and their labels."""
-    with np.load(data / "cifar10" / f"{split}.npz") as archive:
-        jpeg, offset, label = (archive[key] for key in ("jpeg", "offset", "label"))
-    which = range(start, start + count)
-    pixels = np.stack([np.asarray(Image.open(io.BytesIO(jpeg[offset[i] : offset[i + 1]].tobytes()))) for i in which])
+    """Images `start` to `start + count` of the `train` or `test` split, and their labels.
+
+    From cifar10/{train,test}.npz of JPEG files, or as torchvision keeps them.
+    """
+    if (archived := data / "cifar10" / f"{split}.npz").exists():
+        with np.load(archived) as archive:
+            jpeg, offset, label = (archive[key] for key in ("jpeg", "offset", "label"))
+        which = range(start, start + count)
+        files = (io.BytesIO(jpeg[offset[i] : offset[i + 1]].tobytes()) for i in which)
+        pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    else:
+        try:
+            kept = CIFAR10(str(data), split == "train")
+        except RuntimeError as error:
+            raise FileNotFoundError(
+                f"--data {data}: expected cifar10/train.npz there, or torchvision's CIFAR10; got neither"
+            ) from error
+        pixels, label = kept.data[start : start + count], np.array(kept.targets)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
     images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     return images, torch.from_numpy(label[start : start + count].astype(np.int64))

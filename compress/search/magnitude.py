@@ -10,12 +10,14 @@ more. Ranked by importance per cost, therefore; as it is, a global ranking empti
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..groups import Group
 from . import RANKING, Ranking, Search, SearchConfig, register_search
 
 CHUNK = 2**22
@@ -34,18 +36,25 @@ class Magnitude(Search):
 
     Config = MagnitudeConfig
 
-    @torch.no_grad()
     def importance(self) -> dict[str, Tensor]:
-        model = self.job.model
-        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-        found = {}
-        for group in self.job.groups:
-            total = torch.zeros(group.width, dtype=torch.float64)
-            for slot in group.readers:
-                weight = tensors[slot.tensor]
-                total += _squares(weight, slot.dim).double().cpu()[torch.as_tensor(slot.index)].sum(1)
-            found[group.name] = total
-        return found
+        return {name: size.double().cpu() for name, size in sizes(self.job.model, self.job.groups).items()}
+
+
+@torch.no_grad()
+def sizes(model: nn.Module, groups: Iterable[Group]) -> dict[str, Tensor]:
+    """The squared norm of the columns that read each dimension, whatever gates are on them."""
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    found = {}
+    for group in groups:
+        total = torch.zeros((), dtype=torch.float64)
+        for slot in group.readers:
+            path, _, leaf = slot.tensor.rpartition(".")
+            gated = f"{path}.parametrizations.{leaf}.original".removeprefix(".")
+            weight = tensors[gated if gated in tensors else slot.tensor]
+            square = _squares(weight, slot.dim).double()
+            total = total.to(square) + square[torch.as_tensor(slot.index, device=square.device)].sum(1)
+        found[group.name] = total
+    return found
 
 
 def _squares(weight: Tensor, dim: int) -> Tensor:

@@ -1,8 +1,15 @@
 """`gamma: auto`: a pull on the scores that follows from the budget, the cost of a dimension and the steps left.
 
 A running mean of (alpha_i dL/dalpha_i)^2 says what dimension i is worth; per unit of the budget's cost it says which
-dimensions lie below the budget's line. The line moves from the dense network to the budget over the first part of the
-search, and what lies below it is drawn to zero:
+dimensions lie below the budget's line: that is how many a group is to lose. Which ones it loses is said by their size,
+the norm of the columns that read them times |alpha|, for what they are worth is known from a few batches, and an order
+that changes from look to look draws at many dimensions and takes few to zero. Worth has a say in it, so that what is
+worth nothing goes first, however large:
+
+    place of i in its group:  ||W[:, i]||^2 alpha_i^2 worth_i^SAY
+
+and the k-th of them is given the group's k-th largest worth. The line moves from the dense network to the budget over the
+first part of the search, and what lies below it is drawn to zero:
 
     alpha_i <- sign(alpha_i) max(|alpha_i| - pull, 0),  pull = 1 / (PULL * steps)
 
@@ -18,12 +25,14 @@ import torch
 from torch import Tensor, nn, optim
 
 from . import Job
+from .magnitude import sizes
 from .penalty import soft_threshold
 
 MEMORY = 0.98  # of the running mean of what a dimension is worth
 MOVING = 0.5  # part of the search over which the budget's line moves
 PULL = 0.4  # part of the search that a score takes from one to zero
 LOOKS = 100  # times that the line is drawn anew
+SAY = 0.25  # of worth in the order within a group
 
 
 class Pull:
@@ -43,10 +52,16 @@ class Pull:
     def importance(self) -> dict[str, Tensor]:
         """What each dimension is worth: nothing where its score is zero, and something elsewhere."""
         least = torch.finfo(torch.float32).tiny
-        return {
-            name: torch.where(a.detach() != 0, w.clamp_min(least), 0.0)
-            for (name, a), w in zip(self.scores.items(), self.worth, strict=True)
-        }
+        size = sizes(self.job.model, self.job.groups)
+        found = {}
+        for (name, a), worth in zip(self.scores.items(), self.worth, strict=True):
+            ways = self.job.groups[name].ways  # heads with dimensions of their own have an order each
+            place = size[name].to(worth) * a.detach().square() * worth.pow(SAY)
+            order = torch.where(a != 0, place, -1).view(ways, -1).argsort(dim=1, descending=True, stable=True)
+            value = torch.where(a.detach() != 0, worth.clamp_min(least), 0.0).view(ways, -1)
+            ranked = value.sort(dim=1, descending=True).values
+            found[name] = torch.empty_like(value).scatter_(1, order, ranked).view(-1)
+        return found
 
     @torch.no_grad()
     def step_(self, optimizer: optim.Optimizer, gradients: Sequence[Tensor], done: int) -> Tensor:
