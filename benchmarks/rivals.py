@@ -1,9 +1,9 @@
 """Torch-Pruning's methods with the settings of its own CIFAR-10 scripts, cut until a budget of multiply-adds is met.
 
 Sparse training makes the steps of a search of ours, on the same data with the same optimiser, and adds the pruner's
-regularisation to the gradients as its scripts do. The inner channels of all blocks are cut, all at once and globally, as
-ours are. Residual streams are left out for its sake: it takes the zeros that these networks pad their streams with for
-an elementwise operator, joins the wrong channels, and ends several points lower.
+regularisation to the gradients as its scripts do. The inner channels of all blocks are cut, all at once and globally,
+as ours are. Residual streams are left out for its sake: it takes the zeros that these networks pad their streams with
+for an elementwise operator, joins the wrong channels, and ends lower.
 """
 
 from __future__ import annotations

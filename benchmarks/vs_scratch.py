@@ -4,8 +4,8 @@
 
 CIFAR-10 ResNet-20, half of the multiply-adds left, netslim as in `benchmarks.accuracy`: search and fine-tuning, with
 the dense network as teacher. `scratch`: the widths it found, fresh weights, trained for as many batches as search and
-fine-tuning together, with the same teacher, at three learning rates; `longer`: four times as many at the middle rate. The
-pruned one inherits what the dense one had learned before, and these do not: that is what pruning is for.
+fine-tuning together, with the same teacher, at three learning rates; `longer`: four times as many at the middle rate.
+The pruned one inherits what the dense one had learned before, and these do not: that is what pruning is for.
 """
 
 from __future__ import annotations

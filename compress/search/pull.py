@@ -8,8 +8,8 @@ worth nothing goes first, however large:
 
     place of i in its group:  ||W[:, i]||^2 alpha_i^2 worth_i^SAY
 
-and the k-th of them is given the group's k-th largest worth. The line moves from the dense network to the budget over the
-first part of the search, and what lies below it is drawn to zero:
+and the k-th of them is given the group's k-th largest worth. The line moves from the dense network to the budget over
+the first part of the search, and what lies below it is drawn to zero:
 
     alpha_i <- sign(alpha_i) max(|alpha_i| - pull, 0),  pull = 1 / (PULL * steps)
 
