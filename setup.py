@@ -10,8 +10,11 @@ MMDET = ["mmdet>=3.3", "mmengine>=0.10.7", "setuptools<82"]
 MMDET_LITE = [*MMDET, "mmcv-lite>=2.0.0rc4,<2.2"]
 DEV = [
     "hypothesis>=6.100",
+    "ipykernel>=6.29",
     "jsonschema>=4",
+    "lightning>=2.5",
     "mypy>=1.13",
+    "nbclient>=0.10",
     "pre-commit>=4",
     "pytest>=8",
     "pytest-xdist>=3.6",
