@@ -233,3 +233,43 @@ def test_every_module_is_on_the_map() -> None:
     (chart,) = [block.text for block in blocks() if block.page.name == "CONTRIBUTING.md" and block.language == "text"]
     names = {path.name for folder in ("compress", "exporters") for path in (ROOT / folder).glob("*.py")}
     assert {name for name in names if not name.startswith("_") and name not in chart} == set()
+
+
+NOTICED = (AssertionError, SystemExit, ImportError, ValueError, typer.BadParameter.__base__)  # the last: wrong usage
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compress prune --modle timm:resnet50 --recipe magnitude_half --workdir out",
+        "compress prune --model timm:resnet50 --recipe no_such_recipe --workdir out",
+        "compress squeeze out",
+        "make coffee",
+        "pip install -e .[everything]",
+        "python -m benchmarks.coverage --no-such-option",
+        "python -m benchmarks.no_such_table",
+        "python examples/no_such_script.py",
+        "torchrun --nproc_per_node 2 -m compress prune --recipe magnitude_half",
+        "rm -rf out",
+    ],
+)
+def test_command_that_does_not_exist_is_noticed(command: str) -> None:
+    with pytest.raises(NOTICED):
+        is_a_command(shlex.split(command))
+
+
+@pytest.mark.parametrize(
+    ("language", "content"),
+    [
+        ("python", "print('never run')\n"),
+        ("yaml", "budgets: {macs: 50%}\n"),
+        ("bash", "compress prune\n"),
+        ("cpp", "int main() {}\n"),
+        ("text", "compress/\n  nowhere.py         not there\n"),
+        ("rust", "fn main() {}\n"),
+        ("", "compress recipes\n"),
+    ],
+)
+def test_block_that_is_not_what_it_says_is_noticed(language: str, content: str, tmp_path: Path) -> None:
+    with pytest.raises(NOTICED):
+        test_block_is_what_it_says(Block(ROOT / "README.md", 1, language, content), tmp_path)
