@@ -8,6 +8,7 @@ import pytest
 import torch
 from test_bilevel import PAIRED, pair, started
 from test_netslim import planted
+from torch import nn
 
 import compress
 from compress.split import halves
@@ -109,6 +110,48 @@ def test_budget_pulls_the_planted_useless_channels(method: str, seed: int) -> No
     full = {"budget": {"dims": "75%"}, "search": search, "timing": {"repeats": 3}, "seed": seed}
     pruned = compress.prune(model, full, train=data, quiet=True)
     assert set(range(12)) - set(pruned.plan.keep["0"]) == useless
+
+
+def pulled(alpha: list[float], worth: list[float], norms: list[float]) -> list[float]:
+    """The importance that the pull gives eight dimensions with such scores, worth and sizes of their columns."""
+    from compress.gates import attach_
+    from compress.search import Job
+    from compress.search.pull import Pull
+
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    with torch.no_grad():
+        columns = model[2].weight
+        columns.copy_(torch.randn_like(columns))
+        columns.mul_(torch.tensor(norms) / columns.norm(dim=0))
+    groups = compress.find_groups(model, torch.randn(1, 3))
+    scores = attach_(model, groups)
+    pull = Pull(scores, Job(model, groups, compress.Classification(), 10))
+    with torch.no_grad():
+        scores["0"].copy_(torch.tensor(alpha))
+    pull.worth[0].copy_(torch.tensor(worth))
+    return pull.importance()["0"].tolist()
+
+
+def test_a_group_loses_its_smallest_dimensions_as_many_as_are_worth_little() -> None:
+    """The values are those of worth, brute force for the order: size^2 alpha^2 worth^0.25, the larger the better."""
+    worth, norms = [3.0, 1.0, 2.0, 5.0, 4.0, 6.0, 8.0, 7.0], [1.0, 5.0, 2.0, 0.5, 3.0, 0.1, 4.0, 0.2]
+    alpha = [1.0, 0.5, -1.0, 1.0, 1.0, 2.0, 1.0, -3.0]
+    found = pulled(alpha, worth, norms)
+    place = [n**2 * a**2 * w**0.25 for n, a, w in zip(norms, alpha, worth, strict=True)]
+    order = sorted(range(8), key=lambda i: -place[i])
+    expected = dict(zip(order, sorted(worth, reverse=True), strict=True))
+    assert found == [expected[i] for i in range(8)]
+
+
+def test_what_is_worth_nothing_goes_first_however_large() -> None:
+    """A channel that is always zero may have large columns; nobody would miss it."""
+    found = pulled([1.0] * 8, [1.0] * 7 + [0.0], [1.0] * 7 + [100.0])
+    assert found.index(min(found)) == 7
+
+
+def test_what_is_at_zero_stays_below_all_that_is_not() -> None:
+    found = pulled([0.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0], [9.0] * 8, [9.0] + [0.0] * 7)
+    assert [i for i, value in enumerate(found) if value == 0] == [0, 2]
 
 
 def test_penalty_and_auto_do_not_go_together() -> None:
