@@ -54,7 +54,7 @@ def _find(model: nn.Module, example_inputs: Any, target: Target) -> Groups:
         )
         tensors = [*model.named_parameters(), *model.named_buffers()]
         take_apart(groups, whole, {name: tuple(tensor.shape) for name, tensor in tensors})
-    prove(model, groups, found.shell)
+    prove(model, groups)
     if target.branches:
         prove_branches(model, groups)
     return groups

@@ -37,14 +37,13 @@ class _Mute(_Stuck):
     """Not even the dense model runs in this precision."""
 
 
-def prove(model: nn.Module, groups: Groups, ready: nn.Module | None = None) -> None:
+def prove(model: nn.Module, groups: Groups) -> None:
     """Refuse every group that cannot be cut exactly. One pair of runs if all can; bisection finds those that cannot.
 
-    Where the model's code holds a width in an attribute of its own, the attribute is set along with the cut. `ready` is
-    a shell of the model that may be used up.
+    Where the model's code holds a width in an attribute of its own, the attribute is set along with the cut.
     """
     able = [g for g in groups.offered if g.width > 1]
-    if not able or _difference(model, groups, able, ready) is None:
+    if not able or _difference(model, groups, able) is None:
         return
     known, tried = groups.attributes, groups.attributes + groups.hints
     groups.attributes = tried
@@ -104,9 +103,9 @@ def _advice(model: nn.Module, group: Group, problem: str | _Stuck) -> str:
 
 
 def _difference(
-    model: nn.Module, groups: Groups, some: Sequence[Group], ready: nn.Module | None = None, nothing: bool = False
+    model: nn.Module, groups: Groups, some: Sequence[Group], nothing: bool = False
 ) -> str | _Stuck | None:
-    """Why zeroing and slicing most of each group do not agree, or None if they do. `ready` is a shell to use up.
+    """Why zeroing and slicing most of each group do not agree, or None if they do.
 
     With `nothing` all of each group goes, and its branch is taken out.
     """
@@ -125,8 +124,7 @@ def _difference(
     # see in single precision, where queries and keys are small, as in a fresh network.
     product = any(g.product for g in some)
     for dtype in (torch.float64, None) if product else (None, torch.float64):
-        copy = shell(model) if ready is None else ready
-        ready = None
+        copy = shell(model)
         _replace_(copy, _lively())
         if dtype is not None:
             _replace_(copy, lambda value: value.to(torch.float64))
@@ -141,7 +139,7 @@ def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | 
     """Run a shell with what the plan drops silenced, then sliced."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     parts = [p for p in groups.parts if not p.name or any(t.startswith(f"{p.name}.") for t in plan.slices)]
-    with _silenced(model, {} if dtype else groups.readers, plan):
+    with _silenced(model, groups.readers, plan):
         try:
             expected = [_run(model, part, dtype) for part in parts]
         except Exception as error:
@@ -178,20 +176,19 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 @contextlib.contextmanager
 def _silenced(model: nn.Module, readers: Mapping[str, set[str]], plan: Plan) -> Iterator[None]:
-    """Readers do not hear what the plan drops: it is zeroed in their inputs, at the price of an activation.
+    """Readers do not hear what the plan drops.
 
-    Where a weight is not known to be read by its own layer alone, its columns are zeroed instead.
+    A plain layer is called with what is left of its input and of its columns: what it does not hear adds nothing to its
+    sums, and all the rest of the network runs at its full width. Where a weight is not known to be read by a plain
+    layer alone, its columns are zeroed instead.
     """
     modules = dict(model.named_modules())
     undo: list[Callable[[], Any]] = []
     for name, dims in plan.reads.items():
         path, _, leaf = name.rpartition(".")
         layer = modules[path]
-        plain = isinstance(layer, nn.Linear) or (isinstance(layer, nn.modules.conv._ConvNd) and layer.groups == 1)
-        plain = plain and dims == [0 if getattr(layer, "transposed", False) else 1]
-        gone = np.setdiff1d(np.arange(plan.shapes[name][dims[0]]), plan.slices[name][dims[0]])
-        if plain and readers.get(name) == {path}:
-            undo.append(layer.register_forward_pre_hook(_deaf(gone, -1 if isinstance(layer, nn.Linear) else 1)).remove)
+        if dims == [1] and readers.get(name) == {path} and leaf in layer._parameters and _plain(layer):
+            undo += _deaf_(layer, plan.slices[name][1])
             continue
         quiet = getattr(layer, leaf).detach().clone()
         for dim in dims:
@@ -205,11 +202,30 @@ def _silenced(model: nn.Module, readers: Mapping[str, set[str]], plan: Plan) -> 
             back()
 
 
-def _deaf(gone: Index, dim: int) -> Callable[..., Any]:
-    def hook(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (inputs[0].index_fill(dim, torch.as_tensor(gone, device=inputs[0].device), 0), *inputs[1:])
+def _plain(layer: nn.Module) -> bool:
+    """Whether calling this layer does what torch's own linear layers and convolutions do."""
+    if isinstance(layer, nn.modules.conv._ConvNd):
+        own = next(c for c in type(layer).__mro__ if c.__module__ == nn.Conv2d.__module__)
+        code = ("forward", "_conv_forward")
+        return layer.groups == 1 and not layer.transposed and all(getattr(type(layer), f) is getattr(own, f) for f in code)
+    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
 
-    return hook
+
+def _deaf_(layer: nn.Module, kept: Index) -> list[Callable[[], Any]]:
+    """Let a plain layer read these columns alone, for the time that it is at work; return what undoes it."""
+    whole, index = layer._parameters["weight"], torch.as_tensor(kept, device=layer.weight.device)
+    assert whole is not None
+    narrow = nn.Parameter(whole.detach().index_select(1, index), requires_grad=False)
+    dim = -1 if isinstance(layer, nn.Linear) else 1 - whole.ndim
+
+    def enter(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        layer._parameters["weight"] = narrow
+        return (inputs[0].index_select(dim, index), *inputs[1:])
+
+    def leave(*_: Any) -> None:
+        layer._parameters["weight"] = whole
+
+    return [layer.register_forward_pre_hook(enter).remove, layer.register_forward_hook(leave, prepend=True).remove, leave]
 
 
 def _swap_(model: nn.Module, old: Tensor, new: Tensor) -> Callable[[], None]:

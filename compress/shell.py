@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import Any
 
 import torch
@@ -20,6 +20,12 @@ def shell(model: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for p in model.parameters():
         memo[id(p)] = nn.Parameter(p.clone(), p.requires_grad) if p.is_inference() else p
+    buffers = [b for b in model.buffers() if type(b) is torch.Tensor and b.layout is torch.strided]
+    users = Counter(b.untyped_storage().data_ptr() for b in buffers)
+    with torch.no_grad():
+        for b in buffers:  # deepcopy would find out with much ado that nothing shares their memory
+            if not b.requires_grad and not vars(b) and users[b.untyped_storage().data_ptr()] == 1 and b.is_contiguous():
+                memo[id(b)] = b.clone()
     return _copied(model, memo)
 
 
@@ -40,6 +46,8 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             own[name] = type(value)()
         elif name == "_parameters":
             own[name] = {key: None if p is None else memo[id(p)] for key, p in value.items()}
+        elif name == "_buffers" and all(id(b) in memo for b in value.values()):
+            own[name] = {key: memo[id(b)] for key, b in value.items()}
         elif name == "_modules":
             own[name] = {key: None if child is None else _copied(child, memo) for key, child in value.items()}
         else:

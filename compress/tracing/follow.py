@@ -1,13 +1,17 @@
 """Follow a model through one run: every ATen operator says what it does to the dimensions of its tensors.
 
-The run is a plain forward pass under a dispatch mode, so functional calls, views and in-place operators are all seen,
-at the price of one forward pass. A model whose code looks at the values of activations (`if x.mean() > 0`, or shapes
-that depend on them) takes one of several paths; a run cannot speak for the others, so such a model is not followed.
+The run is a plain forward pass under a dispatch mode, so functional calls, views and in-place operators are all seen.
+A model whose code looks at the values of activations (`if x.mean() > 0`, or shapes that depend on them) takes one of
+several paths; a run cannot speak for the others, so such a model is not followed. As no value of an activation can
+matter then, convolutions and products of matrices are not computed: they give zeros (idle.py). A model that does not
+run on those, that calls operators nobody knows or writes to its buffers is run once more, on real numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import contractions, moves  # noqa: F401  (they register their rules)
 from .atoms import Atoms, Labels, Value
+from .idle import IDLE
 from .operators import RULES, Call, barrier
 from .tensors import tensors_in
 
@@ -29,6 +34,10 @@ class Untraceable(Exception):
     """The model cannot be followed; the message says where and why."""
 
 
+class _Needed(Exception):
+    """The run may depend on numbers that it was spared."""
+
+
 def follow(
     atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str = ""
 ) -> set[str]:
@@ -37,7 +46,22 @@ def follow(
     Raises:
         Untraceable: the model's path depends on the values of its input, or it fails; `atoms` is as it was.
     """
+    before = atoms.state()
+    try:
+        return _follow(atoms, model, args, kwargs, prefix, idle=True)
+    except Untraceable:
+        raise
+    except Exception:  # it may be that the zeros were to blame
+        atoms.restore_(before)
+        return _follow(atoms, model, args, kwargs, prefix, idle=False)
+
+
+def _follow(
+    atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str, idle: bool
+) -> set[str]:
     run = _Run(atoms, {number: prefix + name for number, name in first_names(model).items()})
+    if idle:
+        run.own = {b.untyped_storage().data_ptr() for b in model.buffers()}
     paths = {id(module): (prefix + name).rstrip(".") for name, module in model.named_modules()}
 
     def enter(module: nn.Module, _: Any) -> None:
@@ -58,7 +82,7 @@ def follow(
             result = model(*args, **kwargs)
     except Exception as error:
         atoms.restore_(before)  # what was said before it stopped is not the whole
-        if isinstance(error, Untraceable):
+        if idle or isinstance(error, Untraceable):
             raise
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
         raise Untraceable(f"{run.stack[-1] or 'the model'} does not run under a dispatch mode ({text})") from error
@@ -96,6 +120,35 @@ def parameter(atoms: Atoms, name: str, tensor: Tensor, kernel: bool) -> Value:
     return Value(tuple(tensor.shape), labels, weight=True, constant=True, name=name)
 
 
+@dataclass(frozen=True)
+class _Form:
+    """What the schema of an operator says."""
+
+    namespace: str
+    op: str
+    names: tuple[str, ...]
+    defaults: dict[str, Any]
+    writes: tuple[int, ...]  # arguments that it writes to
+    looks: bool
+    convolution: bool
+
+
+@cache
+def _form(func: Any) -> _Form:
+    namespace, _, op = func._schema.name.partition("::")
+    op = op.rstrip("_") if not op.startswith("__") else op
+    arguments = func._schema.arguments
+    return _Form(
+        namespace,
+        op,
+        tuple(a.name for a in arguments),
+        {a.name: a.default_value for a in arguments if a.has_default_value()},
+        tuple(i for i, a in enumerate(arguments) if a.is_write),
+        bool(LOOKS & set(func.tags)),
+        "conv" in op,
+    )
+
+
 class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the value of every tensor that is alive, and hands each operator's values to its rule."""
 
@@ -106,6 +159,7 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.stack = [""]
         self.time = 0
         self.writes: dict[int, int] = {}  # memory -> when an in-place operator last wrote to it
+        self.own: set[int] | None = None  # memory of buffers, where costly operators are spared their arithmetic
 
     def give(self, tensor: Tensor, value: Value) -> None:
         if id(tensor) not in self.names:
@@ -126,30 +180,47 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        namespace, _, op = func._schema.name.partition("::")
-        op = op.rstrip("_") if not op.startswith("__") else op
-        bound = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-        bound |= {a.name: v for a, v in zip(func._schema.arguments, args, strict=False)} | kwargs
-        if op == "as_strided" and _same_strides(args):
-            op = "alias"
-        convolution = "conv" in op
-        bound = {name: self._valued(v, convolution) for name, v in bound.items()}
-        if LOOKS & set(func.tags):
+        form = _form(func)
+        op = "alias" if form.op == "as_strided" and _same_strides(args) else form.op
+        bound = {**form.defaults, **dict(zip(form.names, args, strict=False)), **kwargs}
+        bound = {name: self._valued(v, form.convolution) for name, v in bound.items()}
+        if form.looks:
             for tensor in tensors_in((args, kwargs)):
                 if op != "index" or tensor.dtype in (torch.bool, torch.uint8):  # a mask picks as many as are set
                     self.look(tensor, func)
-        result = func(*args, **kwargs)
+        call = Call(op, bound, [])
+        values = call.values()
+        result = self._spared(form, args, kwargs, values) if self.own is not None else None
+        if result is None:
+            result = func(*args, **kwargs)
         self.time += 1
-        for a, tensor in zip(func._schema.arguments, args, strict=False):
-            if a.is_write and isinstance(tensor, Tensor):
-                self.writes[tensor.untyped_storage().data_ptr()] = self.time
+        for i in form.writes:
+            if i < len(args) and isinstance(args[i], Tensor):
+                self.writes[args[i].untyped_storage().data_ptr()] = self.time
         outputs = [t for t in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(t, Tensor)]
         if outputs:
             self.atoms.where = self.stack[-1]
-            call = Call(op, bound, [tuple(t.shape) for t in outputs])
-            for tensor, value in zip(outputs, self._apply(namespace, call), strict=True):
+            call.shapes = [tuple(t.shape) for t in outputs]
+            for tensor, value in zip(outputs, self._apply(form.namespace, call, values), strict=True):
                 self.give(tensor, value)
         return result
+
+    def _spared(self, form: _Form, args: Any, kwargs: Any, values: list[Value]) -> Any:
+        """What a costly operator returns, without its arithmetic; None if it has to be run.
+
+        Raises:
+            _Needed: numbers that an operator was spared may come back in a way that is not seen.
+        """
+        if all(value.constant for value in values):
+            return None
+        assert self.own is not None
+        written = (args[i] for i in form.writes if i < len(args))
+        if form.namespace != "aten" or any(
+            isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self.own for t in written
+        ):
+            raise _Needed
+        spare = IDLE.get(form.op)
+        return None if spare is None or kwargs else spare(*args)
 
     def look(self, tensor: Tensor, func: Any) -> None:
         """The model's code looks at the values of a tensor: harmless only if no input can change them.
@@ -168,16 +239,16 @@ class _Run(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return [self.value(a) if isinstance(a, Tensor) else a for a in arg]
         return arg
 
-    def _apply(self, namespace: str, call: Call) -> list[Value]:
-        if not call.values():
+    def _apply(self, namespace: str, call: Call, values: list[Value]) -> list[Value]:
+        if not values:
             return [Value.fixed(shape, constant=True) for shape in call.shapes]
         rule = RULES.get(call.op) if namespace == "aten" else None
         if rule is None:
             return barrier(self.atoms, call)
         try:
             result = rule(self.atoms, call)
-            values = result if isinstance(result, list) else [result]
-            return values + [Value.fixed(shape) for shape in call.shapes[len(values) :]]
+            found = result if isinstance(result, list) else [result]
+            return found + [Value.fixed(shape) for shape in call.shapes[len(found) :]]
         except Exception as error:  # a form of the operator that its rule does not know: not understood is not cut
             text = f"passes through `{call.op}` in a form that is not known ({type(error).__name__}: {error})"
             return barrier(self.atoms, call, text)
