@@ -14,6 +14,7 @@ from .cost import Cost
 from .groups import Attribute, Group, Groups, Index, Refused, Slot
 from .tracing import Trace
 from .tracing.atoms import Atoms, Labels
+from .walk import modules_of
 
 KINDS = ("channels", "residual", "attention", "mlp", "heads", "embedding")
 ROOT = 0.25  # of the width, on queries and on keys, keeps what a product divides by its root
@@ -187,7 +188,7 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
     cost = Cost.build(model, offered, shares, places.keys, [labels.size for labels in places.labels], terms)
     attributes = _attributes(model, atoms, places)
     hinted = _hinted(model, hints, attributes)
-    norms = {name for name, module in model.named_modules() if isinstance(module, NORMS)}
+    norms = {name for name, module in modules_of(model).items() if isinstance(module, NORMS)}
     return Groups(
         offered,
         refused,
@@ -221,7 +222,7 @@ def _positions(classes: _Classes, places: _Places, members: list[Index]) -> list
 
 def _attributes(model: nn.Module, atoms: Atoms, places: _Places) -> list[Attribute]:
     """The numbers that torch's own layers keep about their shapes, wherever such a layer owns the tensor."""
-    modules = dict(model.named_modules())
+    modules = modules_of(model)
     number = {key: i for i, key in enumerate(places.keys) if key is not None}
     found: list[Attribute] = []
     owners: dict[int, list[str]] = {}  # tied layers share a weight and keep their own numbers
@@ -262,7 +263,7 @@ def _attributes(model: nn.Module, atoms: Atoms, places: _Places) -> list[Attribu
 
 def _hinted(model: nn.Module, hints: list[tuple[Any, int]], known: list[Attribute]) -> list[Attribute]:
     """Whole-number attributes of a module that equal a size its code used."""
-    modules = dict(model.named_modules())
+    modules = modules_of(model)
     taken = {(a.module, a.name) for a in known}
     found: dict[tuple[str, str], Attribute] = {}
     for hint, place in hints:

@@ -28,6 +28,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .walk import modules_of
+
 Class = TypeVar("Class", bound=type[nn.Module])
 _FORMS: dict[type[nn.Module], type[nn.Module]] = {}
 _ELSEWHERE = {"mmdet": "compress.mmdet.forms"}  # package -> what registers its forms, imported when it is met
@@ -48,11 +50,12 @@ def compact(form: Class) -> Class:
 
 def form_of(module: nn.Module) -> type[nn.Module] | None:
     """The compact form of a module, which it may have already."""
-    if elsewhere := _ELSEWHERE.get(type(module).__module__.partition(".")[0]):
+    kind = type(module)
+    if elsewhere := _ELSEWHERE.get(kind.__module__.partition(".")[0]):
         importlib.import_module(elsewhere)
-    if type(module) in _FORMS.values():
-        return type(module)
-    form = _FORMS.get(type(module))
+    form = _FORMS.get(kind)
+    if form is None and _FORMS.get(kind.__base__) is kind:  # type: ignore[arg-type]
+        return kind
     fits = getattr(form, "fits", None)
     return form if form is not None and (fits is None or fits(module)) else None
 
@@ -85,7 +88,7 @@ def name_of(form: type[nn.Module]) -> str:
 
 def make_compact_(model: nn.Module, apart: bool = False) -> nn.Module:
     """Give every module that is to be followed in its compact form that form; the function is the same."""
-    for module in model.modules():
+    for module in modules_of(model).values():
         form = form_of(module)
         if form is not None and when(form) in ("always", "apart" if apart else "always"):
             take_(module)

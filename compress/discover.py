@@ -17,6 +17,7 @@ from .heads import take_apart
 from .proof import prove, prove_branches
 from .recipe import Target
 from .tracing import TraceError, trace
+from .walk import modules_of
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -103,7 +104,7 @@ def words(target: Target) -> set[str]:
 
 def _wanted(model: nn.Module, target: Target) -> set[str] | None:
     """The modules that `include` names; None if it names none, or groups, which are not known yet."""
-    names = [name for name, _ in model.named_modules() if name]
+    names = [name for name in modules_of(model) if name]
     try:
         return _matching(target.include, names, "target.include") if target.include else None
     except ValueError:
@@ -116,7 +117,7 @@ def select(groups: Groups, model: nn.Module, target: Target) -> None:
     Raises:
         ValueError: a name in `include` or `exclude` matches no module and no group.
     """
-    names = [name for name, _ in model.named_modules() if name]
+    names = [name for name in modules_of(model) if name]
     names += [g.name for g in groups if g.name not in names]
     include = _matching(target.include, names, "target.include")
     exclude = _matching(target.exclude, names, "target.exclude")

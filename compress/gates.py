@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .groups import Group
+from .walk import modules_of
 
 
 class Gate(nn.Module):
@@ -89,7 +90,7 @@ def scores(model: nn.Module) -> dict[str, nn.Parameter]:
     """The scores of an attached model by group; after `deepcopy`, those of the copy."""
     return {
         name: score
-        for gate in model.modules()
+        for gate in modules_of(model).values()
         if isinstance(gate, Gate)
         for name, score in zip(gate.groups, gate.scores, strict=True)
     }

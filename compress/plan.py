@@ -17,6 +17,7 @@ from .attention import form_of, name_of
 from .files import write_whole
 from .validate import PlanError as PlanError
 from .validate import check_form, misfits, read
+from .walk import modules_of, tensors_of, within
 
 if TYPE_CHECKING:
     from .groups import Groups, Index
@@ -54,7 +55,7 @@ class Plan:
 
         kept = _checked(groups, keep)
         plan = cls({n: k.tolist() for n, k in kept.items()}, {g.name: g.width for g in groups})
-        tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        tensors = tensors_of(model)
         masks: dict[tuple[str, int], np.ndarray] = {}
         for group in groups:
             dropped = np.ones(group.width, dtype=bool)
@@ -77,7 +78,7 @@ class Plan:
         plan.reads = {name: sorted(dims) for name, dims in plan.reads.items() if dims}
         for (name, dim), mask in masks.items():
             plan.slices.setdefault(name, {})[dim] = np.flatnonzero(mask)
-        cut = {name[:end] for name in plan.slices for end, letter in enumerate(name) if letter == "."}
+        cut = within(plan.slices) if groups.forms else set()
         for path in sorted(groups.forms & cut):
             form = form_of(model.get_submodule(path))
             assert form is not None
@@ -122,10 +123,8 @@ class Plan:
         Raises:
             PlanError: the plan was made for another model; all differences are named.
         """
-        tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(
-            model.named_buffers(remove_duplicate=False)
-        )
-        modules = dict(model.named_modules())
+        tensors = tensors_of(model, aliases=True)
+        modules = modules_of(model)
         wrong = []
         for name, shape in self.shapes.items():
             if name not in tensors:

@@ -21,6 +21,7 @@ from .shell import shell
 from .slicing import slice_
 from .tracing import Part, mode
 from .tracing.tensors import tensors_in
+from .walk import modules_of
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 
@@ -110,7 +111,7 @@ def _difference(
     With `nothing` all of each group goes, and its branch is taken out.
     """
     random = np.random.default_rng(0)
-    keep = {g.name: g.per_way(max(1, g.width // g.ways // 4), random) for g in some}
+    keep = {g.name: g.per_way(_few(g.width // g.ways), random) for g in some}
     names = {g.name for g in some}
     if nothing:
         keep = {name: np.zeros(0, dtype=np.int64) for name in names}
@@ -127,7 +128,7 @@ def _difference(
         copy = shell(model)
         _replace_(copy, _lively())
         if dtype is not None:
-            _replace_(copy, lambda value: value.to(torch.float64))
+            _replace_(copy, lambda value: value.detach().to(torch.float64))
         why = _compare(copy, groups, plan, dtype)
         if not (isinstance(why, _Mute) if product else isinstance(why, str)):
             break
@@ -139,7 +140,8 @@ def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | 
     """Run a shell with what the plan drops silenced, then sliced."""
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     parts = [p for p in groups.parts if not p.name or any(t.startswith(f"{p.name}.") for t in plan.slices)]
-    with _silenced(model, groups.readers, plan):
+    deaf = _deaf(model, groups.readers, plan)
+    with _silenced(model, deaf, plan):
         try:
             expected = [_run(model, part, dtype) for part in parts]
         except Exception as error:
@@ -147,6 +149,10 @@ def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | 
     for buffer, before in buffers:  # a run may change them
         buffer.copy_(before)
     slice_(model, plan)
+    for path, kept in deaf.items():
+        layer = model.get_submodule(path)
+        assert isinstance(layer.weight, Tensor)
+        layer.weight.mul_(_loudness(plan.shapes[f"{path}.weight"][1], kept))
     try:
         got = [_run(model, part, dtype) for part in parts]
     except Exception as error:  # the model's own code, at a width it was not written for
@@ -174,21 +180,31 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float(((a - b).nan_to_num().abs() / scale).max())
 
 
+def _deaf(model: nn.Module, readers: Mapping[str, set[str]], plan: Plan) -> dict[str, Index]:
+    """The plain layers whose weight nobody else reads with, and the columns that the plan leaves them."""
+    modules = modules_of(model)
+    found = {}
+    for name, dims in plan.reads.items():
+        path, _, leaf = name.rpartition(".")
+        if leaf == "weight" and dims == [1] and readers.get(name) == {path} and _plain(modules[path]):
+            found[path] = plan.slices[name][1]
+    return found
+
+
 @contextlib.contextmanager
-def _silenced(model: nn.Module, readers: Mapping[str, set[str]], plan: Plan) -> Iterator[None]:
+def _silenced(model: nn.Module, deaf: Mapping[str, Index], plan: Plan) -> Iterator[None]:
     """Readers do not hear what the plan drops.
 
-    A plain layer is called with what is left of its input and of its columns: what it does not hear adds nothing to its
-    sums, and all the rest of the network runs at its full width. Where a weight is not known to be read by a plain
-    layer alone, its columns are zeroed instead.
+    Those that are `deaf` are called with what is left of their input and of their columns: what they do not hear adds
+    nothing to their sums, and all the rest of the network runs at its full width. The columns of others are zeroed.
     """
-    modules = dict(model.named_modules())
+    modules = modules_of(model)
     undo: list[Callable[[], Any]] = []
     for name, dims in plan.reads.items():
         path, _, leaf = name.rpartition(".")
         layer = modules[path]
-        if dims == [1] and readers.get(name) == {path} and leaf in layer._parameters and _plain(layer):
-            undo += _deaf_(layer, plan.slices[name][1])
+        if path in deaf and leaf == "weight":
+            undo += _deafen_(layer, deaf[path])
             continue
         quiet = getattr(layer, leaf).detach().clone()
         for dim in dims:
@@ -211,26 +227,36 @@ def _plain(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
 
 
-def _deaf_(layer: nn.Module, kept: Index) -> list[Callable[[], Any]]:
+def _deafen_(layer: nn.Module, kept: Index) -> list[Callable[[], Any]]:
     """Let a plain layer read these columns alone, for the time that it is at work; return what undoes it."""
-    whole, index = layer._parameters["weight"], torch.as_tensor(kept, device=layer.weight.device)
+    whole = layer._parameters["weight"]
     assert whole is not None
-    narrow = nn.Parameter(whole.detach().index_select(1, index), requires_grad=False)
-    dim = -1 if isinstance(layer, nn.Linear) else 1 - whole.ndim
+    index, dim, factor = torch.as_tensor(kept, device=whole.device), 1 - whole.ndim, _loudness(whole.shape[1], kept)
 
     def enter(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        layer._parameters["weight"] = narrow
+        layer._parameters["weight"] = nn.Parameter(whole.index_select(1, index).mul_(factor), requires_grad=False)
         return (inputs[0].index_select(dim, index), *inputs[1:])
 
     def leave(*_: Any) -> None:
         layer._parameters["weight"] = whole
 
-    return [layer.register_forward_pre_hook(enter).remove, layer.register_forward_hook(leave, prepend=True).remove, leave]
+    back = layer.register_forward_hook(leave, prepend=True).remove
+    return [layer.register_forward_pre_hook(enter).remove, back, leave]
+
+
+def _loudness(width: int, kept: Index) -> float:
+    """A factor on what a layer still hears that keeps a signal from fading, and errors with it, layer after layer."""
+    return math.sqrt(width / len(kept)) if len(kept) else 1.0
+
+
+def _few(width: int) -> int:
+    """How many dimensions are left for the proof: one may hide behind broadcasting, many cost time."""
+    return max(width // 8, min(width // 4, 4), 1)
 
 
 def _swap_(model: nn.Module, old: Tensor, new: Tensor) -> Callable[[], None]:
     """Put another tensor wherever a shell holds this one; the model that the shell was made of keeps its own."""
-    tables: list[dict[str, Any]] = [t for m in model.modules() for t in (m._parameters, m._buffers)]
+    tables: list[dict[str, Any]] = [t for m in modules_of(model).values() for t in (m._parameters, m._buffers)]
     places = [(table, key) for table in tables for key, tensor in table.items() if tensor is old]
     put = nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
     for table, key in places:
@@ -246,15 +272,15 @@ def _swap_(model: nn.Module, old: Tensor, new: Tensor) -> Callable[[], None]:
 def _replace_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Put what `change` makes of a shell's tensors in their place; the model it was made of keeps its own."""
     new: dict[int, Tensor] = {}
-    for module in model.modules():
+    for module in modules_of(model).values():
         tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for table in tables:
             for key, tensor in table.items():
                 if tensor is None or not tensor.is_floating_point():
                     continue
                 if id(tensor) not in new:
-                    value = change(tensor.detach())
-                    trained = isinstance(tensor, nn.Parameter)
+                    value = change(tensor)
+                    trained = isinstance(tensor, nn.Parameter) and value is not tensor
                     new[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if trained else value
                 table[key] = new[id(tensor)]
 
@@ -264,7 +290,10 @@ def _lively() -> Callable[[Tensor], Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def change(value: Tensor) -> Tensor:
-        if 1 < value.numel() <= 2**17 and bool((value == value.flatten()[0]).all()):
+        if not 1 < value.numel() <= 2**17:
+            return value
+        flat = value.detach().flatten()
+        if bool(flat[0] == flat[-1]) and bool((flat == flat[0]).all()):
             return (0.5 + torch.rand(value.shape, generator=generator)).to(value)
         return value
 

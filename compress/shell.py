@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections import Counter, OrderedDict
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
+from .walk import tensors_of
+
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type)
+FLAT = frozenset({*PLAIN, torch.dtype, torch.device})
+EMPTY = frozenset({dict, OrderedDict, set, list})
+WAYS = ("__deepcopy__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")  # of a class to copy itself
 
 
 def shell(model: nn.Module) -> nn.Module:
@@ -18,9 +24,11 @@ def shell(model: nn.Module) -> nn.Module:
     Running the copy changes nothing of the model, not even buffers that its code updates.
     """
     memo: dict[int, Any] = {}
-    for p in model.parameters():
-        memo[id(p)] = nn.Parameter(p.clone(), p.requires_grad) if p.is_inference() else p
-    buffers = [b for b in model.buffers() if type(b) is torch.Tensor and b.layout is torch.strided]
+    tensors = tensors_of(model).values()
+    for p in tensors:
+        if isinstance(p, nn.Parameter):
+            memo[id(p)] = nn.Parameter(p.clone(), p.requires_grad) if p.is_inference() else p
+    buffers = [b for b in tensors if type(b) is torch.Tensor and b.layout is torch.strided]
     users = Counter(b.untyped_storage().data_ptr() for b in buffers)
     with torch.no_grad():
         for b in buffers:  # deepcopy would find out with much ado that nothing shares their memory
@@ -31,19 +39,18 @@ def shell(model: nn.Module) -> nn.Module:
 
 def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """`copy.deepcopy` without its detours for what every module holds: empty tables of hooks, numbers, children."""
-    ways = ("__deepcopy__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")  # of a class to copy itself
-    own_way = any(getattr(type(module), way, None) is not getattr(nn.Module, way, None) for way in ways)
-    if id(module) in memo or own_way:
+    if id(module) in memo or _own_way(type(module)):
         return copy.deepcopy(module, memo)
     made = memo[id(module)] = module.__new__(type(module))
     own = vars(made)
     for name, value in vars(module).items():
         if name == "_compiled_call_impl":
             continue  # it would run the original
-        if isinstance(value, PLAIN) or (type(value) is tuple and all(isinstance(v, PLAIN) for v in value)):
+        kind = type(value)
+        if kind in FLAT or (kind is tuple and all(type(v) in FLAT for v in value)) or isinstance(value, PLAIN):
             own[name] = value
-        elif type(value) in (dict, OrderedDict) and not value:
-            own[name] = type(value)()
+        elif kind in EMPTY and not value:
+            own[name] = kind()
         elif name == "_parameters":
             own[name] = {key: None if p is None else memo[id(p)] for key, p in value.items()}
         elif name == "_buffers" and all(id(b) in memo for b in value.values()):
@@ -53,6 +60,11 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         else:
             own[name] = copy.deepcopy(value, memo)
     return made
+
+
+@cache
+def _own_way(kind: type[nn.Module]) -> bool:
+    return any(getattr(kind, way, None) is not getattr(nn.Module, way, None) for way in WAYS)
 
 
 def teacher_of(model: nn.Module, device: torch.device, channels_last: bool) -> nn.Module:

@@ -12,6 +12,7 @@ from .attention import take_
 from .branches import remove_
 from .gates import scores
 from .plan import Plan, PlanError
+from .walk import modules_of, tensors_of
 
 
 @torch.no_grad()
@@ -29,7 +30,8 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
     for path in plan.forms:
         take_(model.get_submodule(path))
     remove_(model, plan.gone)
-    modules, left = dict(model.named_modules()), {id(p) for p in [*model.parameters(), *model.buffers()]}
+    modules = modules_of(model)
+    left = {id(t) for t in tensors_of(model).values()}
     if optimizer is not None:
         _forget(optimizer, left)
     new: dict[int, Tensor] = {}

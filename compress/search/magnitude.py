@@ -18,9 +18,10 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..groups import Group
+from ..walk import tensors_of
 from . import RANKING, Ranking, Search, SearchConfig, register_search
 
-CHUNK = 2**22
+CHUNK = 2**16
 
 
 class MagnitudeConfig(SearchConfig):
@@ -43,7 +44,7 @@ class Magnitude(Search):
 @torch.no_grad()
 def sizes(model: nn.Module, groups: Iterable[Group]) -> dict[str, Tensor]:
     """The squared norm of the columns that read each dimension, whatever gates are on them."""
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    tensors = tensors_of(model)
     found = {}
     for group in groups:
         total = torch.zeros((), dtype=torch.float64)
@@ -58,12 +59,16 @@ def sizes(model: nn.Module, groups: Iterable[Group]) -> dict[str, Tensor]:
 
 
 def _squares(weight: Tensor, dim: int) -> Tensor:
-    """The sum of squares at each position along `dim`, some rows at a time to save memory."""
+    """The sum of squares at each position along `dim`, a few rows at a time: what is squared stays in the cache."""
     others = [d for d in range(weight.ndim) if d != dim]
     if not others:
         return weight.square()
+    rows = max(1, CHUNK * len(weight) // max(weight.numel(), 1))
+    parts = torch.split(weight, rows)
     if dim == 0:
-        return weight.square().sum(others)
-    rows = max(1, CHUNK * len(weight) // weight.numel())
-    parts = [part.square().sum(others) for part in torch.split(weight, rows)]
-    return torch.stack(parts).sum(0)
+        return torch.cat([part.square().sum(others) for part in parts])
+    total = weight.new_zeros(weight.shape[1:])
+    for part in parts:
+        total += part.square().sum(0)
+    rest = [d - 1 for d in others if d]
+    return total.sum(rest) if rest else total

@@ -13,6 +13,7 @@ from .. import forms as _forms  # noqa: F401  (they register themselves)
 from .. import norms as _norms  # noqa: F401
 from ..attention import form_of, make_compact_, when
 from ..shell import shell
+from ..walk import modules_of, tensors_of
 from .atoms import Atoms, Term
 from .dependency import walk_dependency
 from .follow import Untraceable, first_names, follow
@@ -44,14 +45,17 @@ def mode(model: nn.Module, training: bool) -> Iterator[None]:
 
     Flags are set one by one: some libraries' `train()` does more than set them.
     """
-    before = [(module, module.training) for module in model.modules()]
+    before = [(module, module.training) for module in modules_of(model).values()]
     try:
-        for module, _ in before:
-            module.training = training and any(True for _ in module.children())
+        for module, flag in before:
+            wanted = training and any(child is not None for child in module._modules.values())
+            if flag != wanted:
+                module.training = wanted
         yield
     finally:
         for module, flag in before:
-            module.training = flag
+            if module.training != flag:
+                module.training = flag
 
 
 def trace(
@@ -74,9 +78,11 @@ def trace(
         TraceError: the model does not run on these inputs.
     """
     model = make_compact_(shell(model), apart)
-    forms = frozenset(name for name, module in model.named_modules() if type(module) is form_of(module))
-    later = frozenset(n for n, m in model.named_modules() if (form := form_of(m)) is not None and when(form) == "cut")
-    numbers = {name: {v for v in vars(m).values() if type(v) is int} for name, m in model.named_modules()}
+    modules = modules_of(model)
+    found_forms = {name: form for name, module in modules.items() if (form := form_of(module)) is not None}
+    forms = frozenset(name for name, form in found_forms.items() if type(modules[name]) is form)
+    later = frozenset(name for name, form in found_forms.items() if when(form) == "cut")
+    numbers = {name: {v for v in vars(m).values() if type(v) is int} for name, m in modules.items()}
     found = Trace(Atoms(heads=heads, apart=apart, forms=forms, later=later, numbers=numbers), model)
     with mode(model, training=False):
         try:
@@ -157,7 +163,7 @@ def _below(name: str, other: str) -> bool:
 def _freeze_shared(found: Trace, model: nn.Module) -> None:
     """A tensor that two parts share, under whatever names, is left as it is."""
     names: dict[int, list[str]] = {}
-    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
+    for name, tensor in tensors_of(model, aliases=True).items():
         names.setdefault(id(tensor), []).append(name)
     for aliases in names.values():
         owners = {next((p.name for p in found.parts if _below(a, p.name)), "") for a in aliases}

@@ -21,6 +21,7 @@ from torch.nn.modules import module as hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..walk import modules_of, tensors_of
 from . import contractions, moves  # noqa: F401  (they register their rules)
 from .atoms import Atoms, Labels, Value
 from .idle import IDLE
@@ -60,9 +61,11 @@ def _follow(
     atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str, idle: bool
 ) -> set[str]:
     run = _Run(atoms, {number: prefix + name for number, name in first_names(model).items()})
+    modules = modules_of(model)
     if idle:
-        run.own = {b.untyped_storage().data_ptr() for b in model.buffers()}
-    paths = {id(module): (prefix + name).rstrip(".") for name, module in model.named_modules()}
+        buffers = (b for module in modules.values() for b in module._buffers.values() if b is not None)
+        run.own = {b.untyped_storage().data_ptr() for b in buffers}
+    paths = {id(module): (prefix + name).rstrip(".") for name, module in modules.items()}
 
     def enter(module: nn.Module, _: Any) -> None:
         run.stack.append(paths.get(id(module), run.stack[-1]))
@@ -101,10 +104,7 @@ def _follow(
 
 def first_names(model: nn.Module) -> dict[int, str]:
     """A tied tensor goes by the first of its names."""
-    first: dict[int, str] = {}
-    for name, tensor in [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]:
-        first.setdefault(id(tensor), name)
-    return first
+    return {id(tensor): name for name, tensor in tensors_of(model).items()}
 
 
 def parameter(atoms: Atoms, name: str, tensor: Tensor, kernel: bool) -> Value:
