@@ -206,17 +206,22 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
 
 def _positions(classes: _Classes, places: _Places, members: list[Index]) -> list[dict[int, Index]]:
     """For every group, where each of its dimensions lies: place -> (width, positions per dimension)."""
+    found: list[dict[int, Index]] = [{} for _ in members]
+    if not members:
+        return found
     group_of = np.full(len(classes.roots), -1, dtype=np.int64)
     for number, group in enumerate(members):
         group_of[group] = number
-    found: list[dict[int, Index]] = [{} for _ in members]
-    for place, labels in enumerate(places.labels):
-        here = classes.roots[labels]
-        for number in np.unique(group_of[here]):
-            if number >= 0:
-                mine = np.flatnonzero(group_of[here] == number)
-                ranked = mine[np.argsort(here[mine], kind="stable")]
-                found[number][place] = ranked.reshape(len(members[number]), -1)
+    sizes = [labels.size for labels in places.labels]
+    roots = classes.roots[np.concatenate(places.labels)]
+    group, place = group_of[roots], np.repeat(np.arange(len(sizes)), sizes)
+    where = np.arange(len(roots)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # position within its place
+    order = np.lexsort((roots, place, group))
+    order = order[np.searchsorted(group[order], 0) :]  # what is in no group comes first
+    starts = np.flatnonzero(np.diff(group[order] * len(sizes) + place[order], prepend=-1))
+    for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
+        number = int(group[order[start]])
+        found[number][int(place[order[start]])] = where[order[start:end]].reshape(len(members[number]), -1)
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,6 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import nn
+
+from .walk import tensors_of
 
 if TYPE_CHECKING:
     from .groups import Group
@@ -66,10 +69,11 @@ class Cost:
                 share[place, g] = times
         number = {key: i for i, key in enumerate(keys) if key is not None}
         parameters = []
-        for name, parameter in model.named_parameters():
-            places = [number[name, d] for d in range(parameter.ndim) if (name, d) in number]
-            fixed = [size for d, size in enumerate(parameter.shape) if (name, d) not in number]
-            parameters.append((int(np.prod(fixed, dtype=np.int64)), places))
+        for name, parameter in tensors_of(model).items():
+            if isinstance(parameter, nn.Parameter):
+                places = [number[name, d] for d in range(parameter.ndim) if (name, d) in number]
+                fixed = [size for d, size in enumerate(parameter.shape) if (name, d) not in number]
+                parameters.append((math.prod(fixed), places))
         return cls(
             tuple(g.name for g in groups),
             np.array([g.width for g in groups], dtype=np.int64),

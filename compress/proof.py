@@ -317,5 +317,7 @@ def _run(model: nn.Module, part: Part, dtype: torch.dtype | None) -> list[Tensor
     module = model.get_submodule(part.name)
     args, kwargs = pytree.tree_map(cast, (part.args, dict(part.kwargs)))
     with torch.no_grad(), mode(module, part.training), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(0)
         return tensors_in(module(*args, **kwargs))
