@@ -40,17 +40,17 @@ PLACE = r" \(in [^)]*\)$"  # reasons are counted over all places
 SECONDS = {"ours": 300, "peer": 120}
 
 
-def run(name: str) -> dict[str, Any]:
+def run(name: str, recipe: Recipe = RECIPE) -> dict[str, Any]:
     """Cut once and compare: multiply-adds with torch's counter, the function with the zeroed network."""
     model, inputs = zoo.build(name), zoo.example(name)
-    target, budget = RECIPE.target, RECIPE.budget
+    target, budget = recipe.target, recipe.budget
     start, cpu = time.perf_counter(), time.process_time()
     groups = find_groups(model, inputs, target)
     found = time.perf_counter()
     row: dict[str, Any] = {"seconds_find": found - start, "smallest": smallest(groups, budget, target)}
-    importance = search.importance(RECIPE.search, model, groups, RECIPE.seed)
+    importance = search.importance(recipe.search, model, groups, recipe.seed)
     try:
-        keep = choose(groups, importance, budget, target, ranking=RECIPE.search.ranking)
+        keep = choose(groups, importance, budget, target, ranking=recipe.search.ranking)
     except BudgetError:  # as far as it goes, so that the cut is checked all the same
         least = dict(zip(groups.cost.names, Bounds.of(groups, target).least, strict=True))
         keep = {n: importance[n].argsort(descending=True)[: int(k)].sort().values.numpy() for n, k in least.items()}
@@ -82,8 +82,8 @@ def run(name: str) -> dict[str, Any]:
             compact.eval()(inputs)
         row["counted_macs"] = _counted(compact, groups) + untraced
         dense = zoo.outputs(name, copy.deepcopy(model))
+        got = zoo.outputs(name, plan.apply_(copy.deepcopy(model).double()))  # factors of the plan in double, too
         expected = zoo.outputs(name, plan.zero_(model))
-        got = zoo.outputs(name, compact)
     except Exception as error:  # a network that was cut wrongly can stop anywhere
         return row | {
             "status": "does not run",

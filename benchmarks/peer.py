@@ -1,5 +1,9 @@
 """Torch-Pruning, used as its own scripts use it: all parameters trainable, classifier left alone, one global step.
 
+Transformers as its script for ViTs has them with `--bottleneck`: what attention and MLPs have inside is cut, the stream
+is not; every layer alike, and the dimensions of all heads alike. Tables of position biases are left alone, or it would
+cut no attention that has one.
+
 Its cut is checked like ours: in a copy of the dense network every layer that had inputs cut off gets zeros there
 instead. The pruned network is exact if it computes the same.
 """
@@ -13,6 +17,8 @@ from typing import Any
 
 import torch
 import torch_pruning as tp
+from timm.layers import Mlp
+from timm.models.vision_transformer import Attention
 from torch import Tensor, nn
 from torch_pruning._helpers import to_plain_idxs
 
@@ -38,43 +44,67 @@ def ignored(name: str, model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if isinstance(m, READERS) and m.weight.shape[0] == classes]
 
 
+def heads(model: nn.Module) -> dict[nn.Module, int]:
+    """The fused projections of queries, keys and values, and how many heads each is for."""
+    found = [m for m in model.modules() if isinstance(getattr(m, "qkv", None), (nn.Linear, nn.Conv2d))]
+    return {m.qkv: m.num_heads for m in found}
+
+
+def set_widths_(model: nn.Module) -> None:
+    """Tell attention its new width, as its script does after the cut."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attn_dim = module.qkv.out_features // 3
+            module.head_dim = module.attn_dim // module.num_heads
+
+
 def pruner(name: str, model: nn.Module, inputs: Any) -> tp.pruner.BasePruner:
     """The pruner and its graph of dependencies; fresh dicts, since its default ones are shared between calls."""
     for parameter in model.parameters():
         parameter.requires_grad_(True)
+    transformer = name in zoo.TRANSFORMERS
+    left: list[Any] = ignored(name, model)
+    if transformer:
+        left += [m.fc2 for m in model.modules() if isinstance(m, Mlp)]
+        left += [p for n, p in model.named_parameters() if n.endswith("relative_position_bias_table")]
     forward = (lambda m, x: m(x)) if isinstance(inputs, list) else None
     return tp.pruner.MagnitudePruner(
         model,
         example_inputs=inputs,
         importance=tp.importance.MagnitudeImportance(p=2),
-        global_pruning=True,
+        global_pruning=not transformer,
         pruning_ratio=0.5,
-        ignored_layers=ignored(name, model),
+        ignored_layers=left,
         in_channel_groups={},
         out_channel_groups={},
-        num_heads={},
+        num_heads=heads(model) if transformer else {},
         forward_fn=forward,
     )
 
 
 class Masks:
-    """The input positions, numbered as in the dense network, that each reading layer has lost."""
+    """The input positions, numbered as in the dense network, that each reading layer has lost.
+
+    Queries and keys are read by no layer but by their product: of their projections it is the outputs.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {id(m): n for n, m in model.named_modules() if isinstance(m, READERS)}
         self.left = {n: torch.arange(_inputs(m)) for n, m in model.named_modules() if isinstance(m, READERS)}
+        self.rows = {self.names[id(m)]: torch.arange(len(m.weight)) for m in heads(model)}
 
     def note(self, graph: tp.DependencyGraph, group: Any) -> None:
         """Remember what is about to be cut."""
         for dep, indices in group:
             module = dep.target.module
+            gone = torch.tensor(to_plain_idxs(indices), dtype=torch.long)
+            name = self.names.get(id(module), "")
+            if name in self.rows and graph.is_out_channel_pruning_fn(dep.handler):
+                self.rows[name] = _without(self.rows[name], gone)
             depthwise = isinstance(module, READERS[0]) and module.groups == module.out_channels > 1
             if id(module) not in self.names or depthwise or not graph.is_in_channel_pruning_fn(dep.handler):
                 continue
-            name, gone = self.names[id(module)], torch.tensor(to_plain_idxs(indices), dtype=torch.long)
-            stays = torch.ones(len(self.left[name]), dtype=torch.bool)
-            stays[gone] = False
-            self.left[name] = self.left[name][stays]
+            self.left[name] = _without(self.left[name], gone)
 
     def zero_(self, dense: nn.Module) -> nn.Module:
         """Let every reader of the dense network see zeros where its inputs were cut."""
@@ -82,7 +112,17 @@ class Masks:
             module = dense.get_submodule(name)
             if len(left) < _inputs(module):
                 module.register_forward_pre_hook(_masked(left, _inputs(module), isinstance(module, nn.Linear)))
+        for name, left in self.rows.items():
+            module = dense.get_submodule(name)
+            hear = _masked(left, len(module.weight), isinstance(module, nn.Linear))
+            module.register_forward_hook(lambda m, _, out, hear=hear: hear(m, (out,))[0])
         return dense
+
+
+def _without(left: Tensor, gone: Tensor) -> Tensor:
+    stays = torch.ones(len(left), dtype=torch.bool)
+    stays[gone] = False
+    return left[stays]
 
 
 def _inputs(module: nn.Module) -> int:
@@ -114,6 +154,7 @@ def run(name: str) -> dict[str, Any]:
         masks.note(tool.DG, group)
         noting += time.process_time() - before
         group.prune()
+    set_widths_(model)
     done, cpu = time.perf_counter(), time.process_time() - cpu - noting
     row: dict[str, Any] = {"seconds_graph": built - start, "seconds_step": done - built - noting, "cpu_seconds": cpu}
     try:

@@ -1,20 +1,26 @@
-"""How long a cut takes, how long a pruned network takes to load, and how much memory finding groups needs.
+"""How long a cut takes and how long a pruned network takes to load, and is the cut exact? Against Torch-Pruning.
 
-    python -m benchmarks.surgery [--only resnet18] [--repeats 5]
+    python -m benchmarks.surgery [--quick] [--only resnet18] [--repeats 5]
 
-Time: find groups, choose, plan and slice, against Torch-Pruning's graph and step, in turns in one process with one
-thread. The first run of each is a warm-up. Reload: `compress.load` of a pruned ResNet-50 less the time of reading its
-file. Memory: the peak of a process that finds groups against that of one that runs the network once, each after groups
-of a tiny network were found, so that what is compared is the network's own. The kernel's high-water mark is set back
-before (Linux): a process starts with that of its parent, and building a network leaves one of its own.
+25 networks of torchvision and timm, untrained, one image, one thread. Both tools drop half of all dimensions by their
+magnitude: ours with the budget `dims: 50%`, Torch-Pruning with its ratio of 0.5 (peer.py has its settings). Channels
+and residual streams of convolutional networks are cut; of transformers queries, keys, values and MLPs.
+
+Time: find groups, prove them, choose, plan and slice, against graph and step, in turns in one process for each network;
+the first turn is a warm-up. The machine may have other work, so ratios are of neighbours in time, and those of CPU
+seconds are given as well. Exact: the largest difference between the network with what is dropped zeroed and the sliced
+one, in double precision, as a part of the largest output. Reload: `compress.load` into a fresh dense network, all of
+it and beyond reading the file, against `torch.load` of the pickled network, which is what Torch-Pruning saves. Each
+network has a process of its own, in which Torch-Pruning is stopped if its first cut takes more than 120 seconds.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +33,6 @@ from typing import Any
 
 import torch
 from rich.progress import track
-from rich.table import Table
 from safetensors.torch import load_file
 from torch import nn
 
@@ -39,23 +44,37 @@ from compress.plan import Plan
 from compress.recipe import Recipe
 from compress.slicing import slice_
 
-from . import results, zoo
+from . import coverage, memory, results, zoo
 
-RECIPE = Recipe.load({"target": {"channels": True, "residual": True}, "budget": {"macs": "50%"}, "search": {}})
-NAMES = """
-resnet18 resnet50 mobilenet_v2 densenet121 vgg16_bn regnet_y_400mf resnetv2_50 darknet53
+CHANNELS = {"channels": True, "residual": True}
+DIMENSIONS = {"channels": False, "attention": True, "mlp": True}
+CONVOLUTIONAL = """
+resnet18 resnet50 wide_resnet50_2 resnext50_32x4d mobilenet_v2 mobilenet_v3_large mnasnet1_0 efficientnet_b0
+regnet_y_400mf densenet121 vgg16_bn shufflenet_v2_x1_0 googlenet convnext_tiny resnetv2_50 darknet53 cspdarknet53 dla34
+res2net50_26w_4s repvgg_a0
 """.split()  # noqa: SIM905
-MEMORY = ("resnet18", "resnet50", "mobilenet_v2", "vgg16_bn", "densenet121")
-BARS = {"time_ratio": 0.5, "reload_seconds": 0.3, "memory_ratio": 2.0}
+NAMES = CONVOLUTIONAL + zoo.TRANSFORMERS
+QUICK = ("resnet18", "mobilenet_v2", "resnet50", "deit_tiny_patch16_224")
+LIMIT = 120  # seconds that Torch-Pruning has for one cut
+LONG = 150  # seconds of turns, after which no more are begun
+BARS = {"time_ratio": 0.5, "reload_seconds": 0.3, "memory_ratio": memory.BAR}
+COLUMNS = ("model", "ours s", "Torch-Pruning s", "ratio", "range", "CPU ratio", "ours off by", "Torch-Pruning off by")
+COLUMNS += ("MACs left", "its MACs left", "load ms", "beyond reading", "torch.load ms")
+
+
+def recipe(name: str) -> Recipe:
+    target = DIMENSIONS if name in zoo.TRANSFORMERS else CHANNELS
+    return Recipe.load({"target": target, "budget": {"dims": "50%"}, "search": {}})
 
 
 def ours(name: str, model: nn.Module, inputs: Any) -> dict[str, float]:
     """Cut once; seconds of every stage."""
+    asked = recipe(name)
     marks = [time.perf_counter()]
-    groups = find_groups(model, inputs, RECIPE.target)
+    groups = find_groups(model, inputs, asked.target)
     marks.append(time.perf_counter())
-    importance = search.importance(RECIPE.search, model, groups, RECIPE.seed)
-    keep = choose(groups, importance, RECIPE.budget, RECIPE.target, ranking=RECIPE.search.ranking)
+    importance = search.importance(asked.search, model, groups, asked.seed)
+    keep = choose(groups, importance, asked.budget, asked.target, ranking=asked.search.ranking)
     marks.append(time.perf_counter())
     slice_(model, Plan.build(model, groups, keep))
     marks.append(time.perf_counter())
@@ -69,44 +88,55 @@ def peers(name: str, model: nn.Module, inputs: Any) -> dict[str, float]:
     tool = peer.pruner(name, model, inputs)
     built = time.perf_counter()
     tool.step()
+    peer.set_widths_(model)
     return {"graph": built - start, "step": time.perf_counter() - built}
 
 
-def speed(name: str, repeats: int) -> dict[str, Any]:
+def speed(name: str, repeats: int, peer_too: bool) -> dict[str, Any]:
     """Both tools in turns on fresh copies of one network."""
-    runs: dict[str, list[dict[str, float]]] = {"ours": [], "torch-pruning": []}
-    cpu: dict[str, list[float]] = {"ours": [], "torch-pruning": []}
-    tools: dict[str, Callable[..., dict[str, float]]] = {"ours": ours, "torch-pruning": peers}
+    tools: dict[str, Callable[..., dict[str, float]]] = {"ours": ours}
+    options: dict[str, Any] = {}
+    if peer_too:
+        from . import peer
+
+        tools["torch-pruning"], options = peers, peer.options(name)
+    runs: dict[str, list[dict[str, float]]] = {tool: [] for tool in tools}
+    cpu: dict[str, list[float]] = {tool: [] for tool in tools}
+    begun = time.perf_counter()
     for turn in range(repeats + 1):
+        if turn > 1 and time.perf_counter() - begun > LONG:
+            break
         for tool, cut in tools.items():
-            model, inputs = zoo.build(name), zoo.example(name)
+            model, inputs = zoo.build(name, **options), zoo.example(name)
+            gc.collect()  # else what others left is collected at the cost of one of the two
             before = time.process_time()
             seconds = cut(name, model, inputs)
             if turn:
                 cpu[tool].append(time.process_time() - before)
                 runs[tool].append(seconds)
     total = {tool: [sum(r.values()) for r in times] for tool, times in runs.items()}
-    ratios = [a / b for a, b in zip(total["ours"], total["torch-pruning"], strict=True)]
-    stages = {t: {stage: median(r[stage] for r in rows) for stage in rows[0]} for t, rows in runs.items()}
-    return {
-        "ratio": median(ratios),
-        "ratio_range": [min(ratios), max(ratios)],
-        "cpu_ratio": median(a / b for a, b in zip(cpu["ours"], cpu["torch-pruning"], strict=True)),
+    row: dict[str, Any] = {
         "seconds": {tool: median(times) for tool, times in total.items()},
         "cpu_seconds": {tool: median(times) for tool, times in cpu.items()},
-        "stages": stages,
-        "ratios": ratios,
+        "stages": {t: {stage: median(r[stage] for r in rows) for stage in rows[0]} for t, rows in runs.items()},
     }
+    if peer_too:
+        ratios = [a / b for a, b in zip(total["ours"], total["torch-pruning"], strict=True)]
+        both = [a / b for a, b in zip(cpu["ours"], cpu["torch-pruning"], strict=True)]
+        row |= {"ratio": median(ratios), "ratio_range": [min(ratios), max(ratios)], "ratios": ratios}
+        row |= {"cpu_ratio": median(both), "cpu_ratios": both}
+    return row
 
 
-def reload(repeats: int, name: str = "resnet50") -> dict[str, Any]:
-    """Seconds that `compress.load` takes beyond reading the file."""
+def reload(name: str, repeats: int) -> dict[str, Any]:
+    """Seconds that `compress.load` takes, and how many of them beyond reading the file."""
     with tempfile.TemporaryDirectory() as folder:
         saved = Path(folder) / "pruned"
-        compress.prune(zoo.build(name), RECIPE, example_inputs=zoo.example(name)).save(saved)
+        compress.prune(zoo.build(name), recipe(name), example_inputs=zoo.example(name), quiet=True).save(saved)
         loads, reads = [], []
         for turn in range(repeats + 1):
             fresh = zoo.build(name)
+            gc.collect()
             start = time.perf_counter()
             load_file(saved / "model.safetensors")
             read = time.perf_counter()
@@ -115,128 +145,149 @@ def reload(repeats: int, name: str = "resnet50") -> dict[str, Any]:
             if turn:
                 reads.append(read - start)
                 loads.append(done - read)
-        size = (saved / "model.safetensors").stat().st_size
-        plan_size = (saved / "plan.json").stat().st_size
+        sizes = {path.name: path.stat().st_size for path in saved.iterdir()}
     beyond = [a - b for a, b in zip(loads, reads, strict=True)]
     return {
-        "model": name,
-        "file_bytes": size,
-        "plan_bytes": plan_size,
+        "file_bytes": sizes["model.safetensors"],
+        "plan_bytes": sizes["plan.json"],
         "load_seconds": median(loads),
         "read_seconds": median(reads),
         "beyond_reading_seconds": median(beyond),
-        "beyond_reading_range": [min(beyond), max(beyond)],
     }
 
 
-def peak(what: str, name: str) -> None:
-    """Worker: kilobytes of resident memory before, and at the peak of, one way to use the network."""
-    tiny = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
-    find_groups(tiny, torch.zeros(1, 3, 4, 4), RECIPE.target)
-    model, inputs = zoo.build(name), zoo.example(name)
-    weights = sum(t.numel() * t.element_size() for t in [*model.parameters(), *model.buffers()]) // 1024
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # what is free would be used first, and not show
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _status("VmRSS")
-    if what == "groups":
-        find_groups(model, inputs, RECIPE.target)
-    else:
-        with torch.no_grad():
-            model(inputs)
-    print(json.dumps({"before": before, "peak": _status("VmHWM"), "weights": weights}))
+def pickled(name: str, repeats: int) -> float:
+    """Seconds that `torch.load` takes to bring back the whole network that Torch-Pruning left."""
+    from . import peer
+
+    model = zoo.build(name, **peer.options(name))
+    peers(name, model, zoo.example(name))
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(model, Path(folder) / "model.pt")
+        times = []
+        for _ in range(repeats + 1):
+            gc.collect()
+            start = time.perf_counter()
+            torch.load(Path(folder) / "model.pt", weights_only=False)
+            times.append(time.perf_counter() - start)
+    return median(times[1:])
 
 
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
+def tried(run: Callable[[], dict[str, Any]], limit: int = 0) -> dict[str, Any]:
+    """What came of it: a `status` and, if it crashed or did not end within so many seconds, the error."""
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(limit)
+    try:
+        return run()
+    except TimeoutError:
+        return {"status": "hang", "error": f"not done after {limit} s"}
+    except Exception as error:  # this is what the benchmark is about
+        return {"status": "crash", "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    finally:
+        signal.alarm(0)
 
 
-def memory(name: str, repeats: int = 3) -> dict[str, Any]:
-    """Peaks of fresh processes in kilobytes, in turns; what the allocator does differs from run to run."""
-    command = [sys.executable, "-m", "benchmarks.surgery", "--model", name, "--peak"]
-    found: dict[str, list[dict[str, int]]] = {"groups": [], "forward": []}
-    for _ in range(repeats):
-        for what, rows in found.items():
-            done = subprocess.run([*command, what], cwd=results.ROOT, capture_output=True, text=True, check=True)
-            rows.append(json.loads(done.stdout.splitlines()[-1]))
-    more = {what: [r["peak"] - r["before"] for r in rows] for what, rows in found.items()}
-    if min(more["forward"]) <= 0:
-        raise RuntimeError(f"{name}: a forward pass did not raise the peak of memory, so there is nothing to compare")
-    peaks = {what: median(r["peak"] for r in rows) for what, rows in found.items()}
-    ratios = [a / b for a, b in zip(more["groups"], more["forward"], strict=True)]
+def measure(name: str, repeats: int) -> dict[str, Any]:
+    """All that is to be known of one network, in this process."""
+    from . import peer
+
+    other = tried(lambda: peer.run(name), LIMIT)
+    if other["status"] == "ok":
+        other["load_seconds"] = pickled(name, repeats)
+    cut = other["status"] in ("ok", "does not run")  # what it left may not run; that it was cut can be timed
+    row = tried(lambda: speed(name, repeats, cut) | {"status": "ok"})
+    mine = tried(lambda: coverage.run(name, recipe(name)) | {"reload": reload(name, repeats)})
+    return row | {"exact": mine, "torch-pruning": other}
+
+
+def apart(name: str, repeats: int) -> dict[str, Any]:
+    """`measure` in a process of its own with one thread."""
+    command = [sys.executable, "-m", "benchmarks.surgery", "--worker", "--only", name, "--repeats", str(repeats)]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=results.ROOT, env=one_thread, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def cells(name: str, row: dict[str, Any]) -> list[str]:
+    mine, other = row["exact"], row["torch-pruning"]
+    seconds = row.get("seconds", {})
+    low, high = row.get("ratio_range", (0.0, 0.0))
+    known = "ratio" in row
+
+    def number(value: Any, form: str, factor: float = 1.0) -> str:
+        return format(value * factor, form) if isinstance(value, (int, float)) else ""
+
+    its = number(seconds.get("torch-pruning"), ".2f")
+    return [
+        name,
+        number(seconds.get("ours"), ".2f") or row["status"],
+        its or other["status"],
+        number(row.get("ratio"), ".2f"),
+        f"{low:.2f} .. {high:.2f}" if known else "",
+        number(row.get("cpu_ratio"), ".2f"),
+        number(mine.get("difference"), ".0e") or mine["status"],
+        number(other.get("difference"), ".0e") or other["status"],
+        number(mine.get("macs_left"), ".0%"),
+        number(other.get("macs_left"), ".0%"),
+        number(mine.get("reload", {}).get("load_seconds"), ".0f", 1e3),
+        number(mine.get("reload", {}).get("beyond_reading_seconds"), ".0f", 1e3),
+        number(other.get("load_seconds"), ".0f", 1e3),
+    ]
+
+
+def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    timed = {name: row for name, row in rows.items() if "ratio" in row}
+    ratios, cpu = ([row[key] for row in timed.values()] for key in ("ratio", "cpu_ratio"))
+    mine, other = ([row[key] for row in rows.values()] for key in ("exact", "torch-pruning"))
     return {
-        "above_baseline_ratio": median(ratios),
-        "above_baseline_range": [min(ratios), max(ratios)],
-        "whole_process_ratio": peaks["groups"] / peaks["forward"],
-        "above_baseline_kb": {what: median(values) for what, values in more.items()},
-        "weights_kb": found["groups"][0]["weights"],
-        "processes": found,
+        "models": len(rows),
+        "timed_against_each_other": len(timed),
+        "time_ratio": median(ratios) if ratios else None,
+        "time_ratio_range": [min(ratios), max(ratios)] if ratios else None,
+        "time_cpu_ratio": median(cpu) if cpu else None,
+        "at_most_half": [name for name, row in timed.items() if row["cpu_ratio"] <= BARS["time_ratio"]],
+        "faster": [name for name, row in timed.items() if row["cpu_ratio"] < 1],
+        "ours_exact": sum(coverage.verdict(row)["exact"] for row in mine),
+        "torch-pruning_exact": sum(coverage.verdict(row)["exact"] for row in other),
+        "torch-pruning_status": {n: r["torch-pruning"]["status"] for n, r in rows.items()},
+        "reload_seconds": max((r["reload"]["beyond_reading_seconds"] for r in mine if "reload" in r), default=None),
     }
-
-
-def show_speed(rows: dict[str, dict[str, Any]]) -> Table:
-    view = Table(
-        "model", "ratio", "range", "CPU ratio", "ours s", "find", "choose", "slice", "Torch-Pruning s", "graph", "step"
-    )
-    for name, r in rows.items():
-        stages = r["stages"]
-        low, high = r["ratio_range"]
-        colour = "green" if r["ratio"] <= BARS["time_ratio"] else "red"
-        seconds = {tool: [f"{v:.2f}" for v in stages[tool].values()] for tool in stages}
-        total = {tool: f"{r['seconds'][tool]:.2f}" for tool in stages}
-        cells = [total["ours"], *seconds["ours"], total["torch-pruning"], *seconds["torch-pruning"]]
-        view.add_row(name, f"[{colour}]{r['ratio']:.2f}", f"{low:.2f} .. {high:.2f}", f"{r['cpu_ratio']:.2f}", *cells)
-    return view
-
-
-def show_memory(rows: dict[str, dict[str, Any]]) -> Table:
-    view = Table(
-        "model", "groups / forward, above baseline", "range", "whole process", "groups MB", "forward MB", "weights MB"
-    )
-    for name, r in rows.items():
-        ratio = r["above_baseline_ratio"]
-        colour = "green" if ratio < BARS["memory_ratio"] else "red"
-        sizes = [f"{kb / 1024:.0f}" for kb in (*r["above_baseline_kb"].values(), r["weights_kb"])]
-        low, high = r["above_baseline_range"]
-        spread = f"{low:.2f} .. {high:.2f}"
-        view.add_row(name, f"[{colour}]{ratio:.2f}", spread, f"{r['whole_process_ratio']:.2f}", *sizes)
-    return view
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}, and no memory")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these networks; the result is not stored")
-    parser.add_argument("--repeats", type=int, default=5, help="timed runs of each, after one warm-up")
-    parser.add_argument("--peak", choices=("groups", "forward"), help="worker: memory of one process, as JSON")
-    parser.add_argument("--model", choices=zoo.NAMES, default="resnet18", help="the worker's network")
+    parser.add_argument("--repeats", type=int, help="timed turns after one warm-up: 5, or 3 with --quick")
+    parser.add_argument("--worker", action="store_true", help="measure here, JSON on the last line")
     options = parser.parse_args()
-    if options.peak:
-        return peak(options.peak, options.model)
-    torch.set_num_threads(1)
-    console = results.console()
-    names = options.only or NAMES
-    times = {name: speed(name, options.repeats) for name in track(names, "time", console=console)}
-    console.print(show_speed(times))
-    loading = reload(options.repeats)
-    peaks = {n: memory(n) for n in track(options.only or MEMORY, "memory", console=console)}
-    console.print(show_memory(peaks))
-    ratio = median(r["ratio"] for r in times.values())
-    summary = {
-        "time_ratio": ratio,
-        "time_ratio_range": [min(r["ratio"] for r in times.values()), max(r["ratio"] for r in times.values())],
-        "time_cpu_ratio": median(r["cpu_ratio"] for r in times.values()),
-        "reload_seconds": loading["beyond_reading_seconds"],
-        "memory_ratio": max(r["above_baseline_ratio"] for r in peaks.values()),
-        "memory_ratio_median": median(r["above_baseline_ratio"] for r in peaks.values()),
-        "memory_whole_process_ratio": max(r["whole_process_ratio"] for r in peaks.values()),
-    }
+    repeats = options.repeats or (3 if options.quick else 5)
+    if options.worker:
+        torch.set_num_threads(1)
+        return print(json.dumps(measure(options.only[0], repeats)))
+    console, rows = results.console(), {}
+    for name in track(options.only or (QUICK if options.quick else NAMES), "networks", console=console):
+        rows[name] = apart(name, repeats)
+        console.print(" | ".join(cells(name, rows[name])))
+    content: dict[str, Any] = {"summary": summary(rows), "bars": BARS, "models": rows}
+    if not options.quick and not options.only:
+        content["memory"] = {n: memory.memory(n) for n in track(memory.NAMES, "memory", console=console)}
+        console.print(memory.show(content["memory"]))
+        content["summary"]["memory_ratio"] = max(r["above_baseline_ratio"] for r in content["memory"].values())
     for key, bar in BARS.items():
-        met = summary[key] <= bar
-        console.print(f"{key}: {summary[key]:.2f}, the bar is {bar} ({'met' if met else '[red]missed[/]'})")
+        if (value := content["summary"].get(key)) is not None:
+            console.print(f"{key}: {value:.2f}, the bar is {bar} ({'met' if value <= bar else '[red]missed[/]'})")
     if not options.only:
-        content = {"summary": summary, "bars": BARS, "time": times, "reload": loading, "memory": peaks}
-        console.print(f"wrote {results.save('surgery', content).relative_to(results.ROOT)}")
+        file = "surgery_quick" if options.quick else "surgery"
+        console.print(f"wrote {results.save(file, content).relative_to(results.ROOT)}")
+        results.markdown(file, COLUMNS, [cells(name, row) for name, row in rows.items()])
 
 
 if __name__ == "__main__":

@@ -21,6 +21,9 @@ edgenext_x_small fastvit_t8 poolformer_s12 mobilevit_s efficientvit_b0 dm_nfnet_
 selecsls42b tresnet_m vovnet39a
 """.split()  # noqa: SIM905
 NAMES = TORCHVISION + TIMM
+TRANSFORMERS = """
+vit_small_patch16_224 deit_tiny_patch16_224 swin_tiny_patch4_window7_224 maxvit_tiny_rw_224 coatnet_0_rw_224
+""".split()  # noqa: SIM905  (timm's)
 DETECTORS = ("fcos_resnet50_fpn", "maskrcnn_resnet50_fpn")
 SEGMENTERS = ("deeplabv3_resnet50", "lraspp_mobilenet_v3_large")
 
@@ -30,7 +33,7 @@ def build(name: str, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if name in TIMM:
+        if name in TIMM + TRANSFORMERS:
             import timm
 
             model = timm.create_model(name, pretrained=False, **options)

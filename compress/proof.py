@@ -27,15 +27,11 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 class _Stuck(Exception):
-    """The sliced model does not run; `module` is where it stopped."""
+    """The model does not run; `module` is where it stopped."""
 
     def __init__(self, why: str, module: str) -> None:
         super().__init__(why)
         self.module = module
-
-
-class _Mute(_Stuck):
-    """Not even the dense model runs in this precision."""
 
 
 def prove(model: nn.Module, groups: Groups) -> None:
@@ -103,9 +99,7 @@ def _advice(model: nn.Module, group: Group, problem: str | _Stuck) -> str:
     return f". A compact form of {kind} would do: see compress/attention.py"
 
 
-def _difference(
-    model: nn.Module, groups: Groups, some: Sequence[Group], nothing: bool = False
-) -> str | _Stuck | None:
+def _difference(model: nn.Module, groups: Groups, some: Sequence[Group], nothing: bool = False) -> str | _Stuck | None:
     """Why zeroing and slicing most of each group do not agree, or None if they do.
 
     With `nothing` all of each group goes, and its branch is taken out.
@@ -130,35 +124,32 @@ def _difference(
         if dtype is not None:
             _replace_(copy, lambda value: value.detach().to(torch.float64))
         why = _compare(copy, groups, plan, dtype)
-        if not (isinstance(why, _Mute) if product else isinstance(why, str)):
+        if not isinstance(why, _Stuck if product else str):  # not every code runs in double precision
             break
     return why
 
 
 @torch.no_grad()
 def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> str | _Stuck | None:
-    """Run a shell with what the plan drops silenced, then sliced."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    """Run a shell sliced, which costs little and may fail, then with what the plan drops silenced."""
     parts = [p for p in groups.parts if not p.name or any(t.startswith(f"{p.name}.") for t in plan.slices)]
     deaf = _deaf(model, groups.readers, plan)
+    small = slice_(shell(model), plan)
+    modules = modules_of(small)
+    for path, kept in deaf.items():
+        if path in modules and (weight := modules[path]._parameters.get("weight")) is not None:
+            weight.mul_(_loudness(plan.shapes[f"{path}.weight"][1], kept))
+    try:
+        got = [_run(small, part, dtype) for part in parts]
+    except Exception as error:  # the model's own code, at a width it was not written for
+        where = _where(error, small)
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        return _Stuck(f"the code of {where or 'the model'} does not run at another width: {text}", where)
     with _silenced(model, deaf, plan):
         try:
             expected = [_run(model, part, dtype) for part in parts]
         except Exception as error:
-            return _Mute(f"the model does not run in silence: {type(error).__name__}: {str(error)[:160]}", "")
-    for buffer, before in buffers:  # a run may change them
-        buffer.copy_(before)
-    slice_(model, plan)
-    for path, kept in deaf.items():
-        layer = model.get_submodule(path)
-        assert isinstance(layer.weight, Tensor)
-        layer.weight.mul_(_loudness(plan.shapes[f"{path}.weight"][1], kept))
-    try:
-        got = [_run(model, part, dtype) for part in parts]
-    except Exception as error:  # the model's own code, at a width it was not written for
-        where = _where(error, model)
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        return _Stuck(f"the code of {where or 'the model'} does not run at another width: {text}", where)
+            return _Stuck(f"the model does not run in silence: {type(error).__name__}: {str(error)[:160]}", "")
     for one, other in zip(expected, got, strict=True):
         if len(one) != len(other):
             return f"zeroed and sliced outputs differ: {len(one)} tensors became {len(other)}"
@@ -186,7 +177,8 @@ def _deaf(model: nn.Module, readers: Mapping[str, set[str]], plan: Plan) -> dict
     found = {}
     for name, dims in plan.reads.items():
         path, _, leaf = name.rpartition(".")
-        if leaf == "weight" and dims == [1] and readers.get(name) == {path} and _plain(modules[path]):
+        alone = leaf == "weight" and dims == [1] and readers.get(name) == {path}
+        if alone and _plain(modules[path]) and len(plan.slices[name][1]):
             found[path] = plan.slices[name][1]
     return found
 
@@ -199,6 +191,12 @@ def _silenced(model: nn.Module, deaf: Mapping[str, Index], plan: Plan) -> Iterat
     nothing to their sums, and all the rest of the network runs at its full width. The columns of others are zeroed.
     """
     modules = modules_of(model)
+    held: dict[int, list[tuple[dict[str, Any], str]]] = {}  # tensor -> where the shell holds it
+    for module in modules.values():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            for key, tensor in table.items():
+                held.setdefault(id(tensor), []).append((table, key))
     undo: list[Callable[[], Any]] = []
     for name, dims in plan.reads.items():
         path, _, leaf = name.rpartition(".")
@@ -210,7 +208,7 @@ def _silenced(model: nn.Module, deaf: Mapping[str, Index], plan: Plan) -> Iterat
         for dim in dims:
             gone = np.setdiff1d(np.arange(plan.shapes[name][dim]), plan.slices[name][dim])
             quiet.index_fill_(dim, torch.as_tensor(gone, device=quiet.device), 0)
-        undo.append(_swap_(model, getattr(layer, leaf), quiet))
+        undo.append(_swap_(held[id(getattr(layer, leaf))], quiet))
     try:
         yield
     finally:
@@ -222,9 +220,9 @@ def _plain(layer: nn.Module) -> bool:
     """Whether calling this layer does what torch's own linear layers and convolutions do."""
     if isinstance(layer, nn.modules.conv._ConvNd):
         own = next(c for c in type(layer).__mro__ if c.__module__ == nn.Conv2d.__module__)
-        code = ("forward", "_conv_forward")
-        return layer.groups == 1 and not layer.transposed and all(getattr(type(layer), f) is getattr(own, f) for f in code)
-    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
+        same = all(getattr(type(layer), code) is getattr(own, code) for code in ("forward", "_conv_forward"))
+        return same and layer.groups == 1 and not layer.transposed and "forward" not in vars(layer)
+    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
 
 
 def _deafen_(layer: nn.Module, kept: Index) -> list[Callable[[], Any]]:
@@ -254,17 +252,16 @@ def _few(width: int) -> int:
     return max(width // 8, min(width // 4, 4), 1)
 
 
-def _swap_(model: nn.Module, old: Tensor, new: Tensor) -> Callable[[], None]:
-    """Put another tensor wherever a shell holds this one; the model that the shell was made of keeps its own."""
-    tables: list[dict[str, Any]] = [t for m in modules_of(model).values() for t in (m._parameters, m._buffers)]
-    places = [(table, key) for table in tables for key, tensor in table.items() if tensor is old]
-    put = nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+def _swap_(places: Sequence[tuple[dict[str, Any], str]], new: Tensor) -> Callable[[], None]:
+    """Put another tensor in these places of a shell; the model that the shell was made of keeps its own."""
+    old = [(table, key, table[key]) for table, key in places]
+    put = nn.Parameter(new, requires_grad=False) if isinstance(old[0][2], nn.Parameter) else new
     for table, key in places:
         table[key] = put
 
     def back() -> None:
-        for table, key in places:
-            table[key] = old
+        for table, key, tensor in old:
+            table[key] = tensor
 
     return back
 

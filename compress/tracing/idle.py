@@ -56,7 +56,8 @@ def convolution(
     count = weight.ndim - 2
     if transposed or count < 1 or x.ndim != weight.ndim or not x.numel() or not _alike(x, weight, bias):
         return None
-    if x.shape[1] != weight.shape[1] * groups or len(weight) % groups or (bias is not None and len(bias) != len(weight)):
+    fits = x.shape[1] == weight.shape[1] * groups and len(weight) % groups == 0
+    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
         return None
     steps = (_each(v, count) for v in (stride, padding, dilation))
     sizes = [_span(n, k, *by) for n, k, *by in zip(x.shape[2:], weight.shape[2:], *steps, strict=True)]
