@@ -27,7 +27,7 @@ from compress.recipe import Target
 
 from . import results, zoo
 
-NAMES = ("resnet18", "resnet50", "mobilenet_v2", "vgg16_bn", "densenet121")
+NAMES = ("resnet50", "mobilenet_v2")
 TARGET = Target(channels=True, residual=True)
 BAR = 2.0
 

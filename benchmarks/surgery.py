@@ -56,7 +56,7 @@ res2net50_26w_4s repvgg_a0
 NAMES = CONVOLUTIONAL + zoo.TRANSFORMERS
 QUICK = ("resnet18", "mobilenet_v2", "resnet50", "deit_tiny_patch16_224")
 LIMIT = 120  # seconds that Torch-Pruning has for one cut
-LONG = 150  # seconds of turns, after which no more are begun
+LONG = 60  # seconds of turns, after which no more are begun
 BARS = {"time_ratio": 0.5, "reload_seconds": 0.3, "memory_ratio": memory.BAR}
 COLUMNS = ("model", "ours s", "Torch-Pruning s", "ratio", "range", "CPU ratio", "ours off by", "Torch-Pruning off by")
 COLUMNS += ("MACs left", "its MACs left", "load ms", "beyond reading", "torch.load ms")
@@ -272,11 +272,15 @@ def main() -> None:
     if options.worker:
         torch.set_num_threads(1)
         return print(json.dumps(measure(options.only[0], repeats)))
-    console, rows = results.console(), {}
+    console, rows, content = results.console(), dict[str, Any](), dict[str, Any]()
+    file = "surgery_quick" if options.quick else "surgery"
     for name in track(options.only or (QUICK if options.quick else NAMES), "networks", console=console):
         rows[name] = apart(name, repeats)
         console.print(" | ".join(cells(name, rows[name])))
-    content: dict[str, Any] = {"summary": summary(rows), "bars": BARS, "models": rows}
+        content = {"summary": summary(rows), "bars": BARS, "models": rows}
+        if not options.only:  # what is measured is kept, should the rest not come to an end
+            results.save(file, content)
+            results.markdown(file, COLUMNS, [cells(*row) for row in rows.items()])
     if not options.quick and not options.only:
         content["memory"] = {n: memory.memory(n) for n in track(memory.NAMES, "memory", console=console)}
         console.print(memory.show(content["memory"]))
@@ -285,9 +289,7 @@ def main() -> None:
         if (value := content["summary"].get(key)) is not None:
             console.print(f"{key}: {value:.2f}, the bar is {bar} ({'met' if value <= bar else '[red]missed[/]'})")
     if not options.only:
-        file = "surgery_quick" if options.quick else "surgery"
         console.print(f"wrote {results.save(file, content).relative_to(results.ROOT)}")
-        results.markdown(file, COLUMNS, [cells(name, row) for name, row in rows.items()])
 
 
 if __name__ == "__main__":

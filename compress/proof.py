@@ -21,7 +21,7 @@ from .shell import shell
 from .slicing import slice_
 from .tracing import Part, mode
 from .tracing.tensors import tensors_in
-from .walk import modules_of
+from .walk import modules_of, within
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 
@@ -133,7 +133,7 @@ def _difference(model: nn.Module, groups: Groups, some: Sequence[Group], nothing
 def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> str | _Stuck | None:
     """Run a shell sliced, which costs little and may fail, then with what the plan drops silenced."""
     parts = [p for p in groups.parts if not p.name or any(t.startswith(f"{p.name}.") for t in plan.slices)]
-    deaf = _deaf(model, groups.readers, plan)
+    deaf = _deaf(model, groups, plan)
     small = slice_(shell(model), plan)
     modules = modules_of(small)
     for path, kept in deaf.items():
@@ -171,14 +171,17 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float(((a - b).nan_to_num().abs() / scale).max())
 
 
-def _deaf(model: nn.Module, readers: Mapping[str, set[str]], plan: Plan) -> dict[str, Index]:
-    """The plain layers whose weight nobody else reads with, and the columns that the plan leaves them."""
+def _deaf(model: nn.Module, groups: Groups, plan: Plan) -> dict[str, Index]:
+    """The plain layers whose weight nobody else reads with, and the columns that the plan leaves them.
+
+    None in a module that was followed in its compact form: its own code may read in another way.
+    """
     modules = modules_of(model)
     found = {}
     for name, dims in plan.reads.items():
         path, _, leaf = name.rpartition(".")
-        alone = leaf == "weight" and dims == [1] and readers.get(name) == {path}
-        if alone and _plain(modules[path]) and len(plan.slices[name][1]):
+        alone = leaf == "weight" and dims == [1] and groups.readers.get(name) == {path}
+        if alone and not within([path]) & groups.forms and _plain(modules[path]) and len(plan.slices[name][1]):
             found[path] = plan.slices[name][1]
     return found
 
