@@ -18,15 +18,14 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,7 +43,7 @@ from compress.plan import Plan
 from compress.recipe import Recipe
 from compress.slicing import slice_
 
-from . import coverage, memory, results, zoo
+from . import coverage, memory, peer, results, zoo
 
 CHANNELS = {"channels": True, "residual": True}
 DIMENSIONS = {"channels": False, "attention": True, "mlp": True}
@@ -82,8 +81,6 @@ def ours(name: str, model: nn.Module, inputs: Any) -> dict[str, float]:
 
 
 def peers(name: str, model: nn.Module, inputs: Any) -> dict[str, float]:
-    from . import peer
-
     start = time.perf_counter()
     tool = peer.pruner(name, model, inputs)
     built = time.perf_counter()
@@ -97,8 +94,6 @@ def speed(name: str, repeats: int, peer_too: bool) -> dict[str, Any]:
     tools: dict[str, Callable[..., dict[str, float]]] = {"ours": ours}
     options: dict[str, Any] = {}
     if peer_too:
-        from . import peer
-
         tools["torch-pruning"], options = peers, peer.options(name)
     runs: dict[str, list[dict[str, float]]] = {tool: [] for tool in tools}
     cpu: dict[str, list[float]] = {tool: [] for tool in tools}
@@ -158,8 +153,6 @@ def reload(name: str, repeats: int) -> dict[str, Any]:
 
 def pickled(name: str, repeats: int) -> float:
     """Seconds that `torch.load` takes to bring back the whole network that Torch-Pruning left."""
-    from . import peer
-
     model = zoo.build(name, **peer.options(name))
     peers(name, model, zoo.example(name))
     with tempfile.TemporaryDirectory() as folder:
@@ -193,8 +186,6 @@ def tried(run: Callable[[], dict[str, Any]], limit: int = 0) -> dict[str, Any]:
 
 def measure(name: str, repeats: int) -> dict[str, Any]:
     """All that is to be known of one network, in this process."""
-    from . import peer
-
     other = tried(lambda: peer.run(name), LIMIT)
     if other["status"] == "ok":
         other["load_seconds"] = pickled(name, repeats)
@@ -205,14 +196,9 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
 
 
 def apart(name: str, repeats: int) -> dict[str, Any]:
-    """`measure` in a process of its own with one thread."""
-    command = [sys.executable, "-m", "benchmarks.surgery", "--worker", "--only", name, "--repeats", str(repeats)]
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=results.ROOT, env=one_thread, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    """`measure` in a process of its own, which has all modules of this one: importing them would take the most time."""
+    with ProcessPoolExecutor(1, mp_context=get_context("fork")) as pool:
+        return pool.submit(measure, name, repeats).result()
 
 
 def cells(name: str, row: dict[str, Any]) -> list[str]:
@@ -266,12 +252,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}, and no memory")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these networks; the result is not stored")
     parser.add_argument("--repeats", type=int, help="timed turns after one warm-up: 5, or 3 with --quick")
-    parser.add_argument("--worker", action="store_true", help="measure here, JSON on the last line")
     options = parser.parse_args()
     repeats = options.repeats or (3 if options.quick else 5)
-    if options.worker:
-        torch.set_num_threads(1)
-        return print(json.dumps(measure(options.only[0], repeats)))
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     console, rows, content = results.console(), dict[str, Any](), dict[str, Any]()
     file = "surgery_quick" if options.quick else "surgery"
     for name in track(options.only or (QUICK if options.quick else NAMES), "networks", console=console):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,8 +89,18 @@ class Cost:
     def at(self, kept: ArrayLike) -> Int:
         """The size of every place."""
         gone = (self.widths - np.asarray(kept, dtype=np.int64)) // self.ways
-        sizes: Int = self.sizes - gone @ self.share.T
+        sizes: Int = np.broadcast_to(self.sizes, (*gone.shape[:-1], len(self.sizes))).copy()
+        groups, times, places, starts = self._shares
+        if len(groups):
+            sizes[..., places] -= np.add.reduceat(gone[..., groups] * times, starts, axis=-1)
         return sizes
+
+    @cached_property
+    def _shares(self) -> tuple[Int, Int, Int, Int]:
+        """Of `share`, which is nearly all zeros, what is not: group and positions, and where each place begins."""
+        rows, groups = np.nonzero(self.share)
+        places, starts = np.unique(rows, return_index=True)
+        return groups, self.share[rows, groups], places, starts
 
     def params(self, kept: ArrayLike) -> Int:
         along: Int = ((np.asarray(kept) == 0) * self.along).sum(-1)

@@ -62,12 +62,13 @@ class Report:
     def of(cls, groups: Groups, keep: dict[str, Any]) -> Report:
         cost = groups.cost
         kept = [len(keep[name]) for name in cost.names]
+        prices = zip(*(cost.prices(unit).astype(int).tolist() for unit in ("params", "macs")), strict=True)
         return cls(
             Side(int(cost.params(cost.widths)), int(cost.macs(cost.widths))),
             Side(int(cost.params(kept)), int(cost.macs(kept))),
             [
-                Row(g.name, g.kind, g.width, k, *per_dimension(groups, i))
-                for i, (g, k) in enumerate(zip(groups, kept, strict=True))
+                Row(g.name, g.kind, g.width, k, *price)  # of one dimension, all others left whole
+                for g, k, price in zip(groups, kept, prices, strict=True)
             ],
             [asdict(r) for r in groups.refused],
             [*groups.notes, *_gone([name for name in groups.branches if not len(keep[name])])],
@@ -160,11 +161,6 @@ def _gone(names: list[str]) -> list[str]:
         return []
     many = "branch is" if len(names) == 1 else "branches are"
     return [f"{len(names)} residual {many} gone altogether: {', '.join(names)}"]
-
-
-def per_dimension(groups: Groups, i: int) -> tuple[int, int]:
-    """Parameters and MACs that go with one dimension of the i-th group, all others left whole."""
-    return int(groups.cost.prices("params")[i]), int(groups.cost.prices("macs")[i])
 
 
 def refusals(refused: list[dict[str, Any]]) -> list[Any]:
