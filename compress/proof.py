@@ -118,6 +118,8 @@ def _difference(model: nn.Module, groups: Groups, some: Sequence[Group], nothing
     # Rounding can look like a difference in single precision, not in double. A wrong scale of attention may be hard to
     # see in single precision, where queries and keys are small, as in a fresh network.
     product = any(g.product for g in some)
+    if product and isinstance(stuck := _sliced(shell(model), groups, plan, None), _Stuck):
+        return stuck  # known before a copy in double precision is made
     for dtype in (torch.float64, None) if product else (None, torch.float64):
         copy = shell(model)
         _replace_(copy, _lively())
@@ -132,22 +134,12 @@ def _difference(model: nn.Module, groups: Groups, some: Sequence[Group], nothing
 @torch.no_grad()
 def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> str | _Stuck | None:
     """Run a shell sliced, which costs little and may fail, then with what the plan drops silenced."""
-    parts = [p for p in groups.parts if not p.name or any(t.startswith(f"{p.name}.") for t in plan.slices)]
-    deaf = _deaf(model, groups, plan)
-    small = slice_(shell(model), plan)
-    modules = modules_of(small)
-    for path, kept in deaf.items():
-        if path in modules and (weight := modules[path]._parameters.get("weight")) is not None:
-            weight.mul_(_loudness(plan.shapes[f"{path}.weight"][1], kept))
-    try:
-        got = [_run(small, part, dtype) for part in parts]
-    except Exception as error:  # the model's own code, at a width it was not written for
-        where = _where(error, small)
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        return _Stuck(f"the code of {where or 'the model'} does not run at another width: {text}", where)
-    with _silenced(model, deaf, plan):
+    got = _sliced(shell(model), groups, plan, dtype)
+    if isinstance(got, _Stuck):
+        return got
+    with _silenced(model, _deaf(model, groups, plan), plan):
         try:
-            expected = [_run(model, part, dtype) for part in parts]
+            expected = [_run(model, part, dtype) for part in _parts(groups, plan)]
         except Exception as error:
             return _Stuck(f"the model does not run in silence: {type(error).__name__}: {str(error)[:160]}", "")
     for one, other in zip(expected, got, strict=True):
@@ -159,6 +151,27 @@ def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | 
             if (off := _distance(a, b)) > TOLERANCE.get(a.dtype, 3e-2):
                 return f"zeroed and sliced outputs differ by {off:.1e} of their range"
     return None
+
+
+@torch.no_grad()
+def _sliced(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> list[list[Tensor]] | _Stuck:
+    """Cut a shell and run it; what layers still hear is made as loud as where the rest is silenced."""
+    deaf = _deaf(model, groups, plan)
+    modules = modules_of(slice_(model, plan))
+    for path, kept in deaf.items():
+        if path in modules and (weight := modules[path]._parameters.get("weight")) is not None:
+            weight.mul_(_loudness(plan.shapes[f"{path}.weight"][1], kept))
+    try:
+        return [_run(model, part, dtype) for part in _parts(groups, plan)]
+    except Exception as error:  # the model's own code, at a width it was not written for
+        where = _where(error, model)
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        return _Stuck(f"the code of {where or 'the model'} does not run at another width: {text}", where)
+
+
+def _parts(groups: Groups, plan: Plan) -> list[Part]:
+    """What was traced and is cut."""
+    return [p for p in groups.parts if not p.name or any(t.startswith(f"{p.name}.") for t in plan.slices)]
 
 
 def _distance(a: Tensor, b: Tensor) -> float:
