@@ -331,6 +331,6 @@ def _run(model: nn.Module, part: Part, dtype: torch.dtype | None) -> list[Tensor
     args, kwargs = pytree.tree_map(cast, (part.args, dict(part.kwargs)))
     with torch.no_grad(), mode(module, part.training), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(0)
         return tensors_in(module(*args, **kwargs))

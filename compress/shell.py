@@ -63,7 +63,7 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 @cache
-def _own_way(kind: type[nn.Module]) -> bool:
+def _own_way(kind: Any) -> bool:
     return any(getattr(kind, way, None) is not getattr(nn.Module, way, None) for way in WAYS)
 
 

@@ -54,7 +54,8 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
                 _cut_state(optimizer, tensor, small, dims)
         new[id(tensor)], old[id(tensor)] = small, tensor
     for module in modules.values():
-        for table in (module._parameters, module._buffers):
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
             for key, tensor in table.items():
                 if tensor is not None and id(tensor) in new:
                     table[key] = new[id(tensor)]
