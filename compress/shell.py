@@ -39,7 +39,7 @@ def shell(model: nn.Module) -> nn.Module:
 
 def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
     """`copy.deepcopy` without its detours for what every module holds: empty tables of hooks, numbers, children."""
-    if id(module) in memo or _own_way(type(module)):
+    if id(module) in memo or _own_way(type(module)):  # type: ignore[arg-type]
         return copy.deepcopy(module, memo)
     made = memo[id(module)] = module.__new__(type(module))
     own = vars(made)
