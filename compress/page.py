@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 
 from .report import Report, Row, amount, export_report
+from .watch import WIDEST
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,8 +31,9 @@ STYLE |= {f"{axis}tick.{ticks}.size": 0 for axis in "xy" for ticks in ("major", 
 STYLE |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon", "text.parse_math"), False)
 STYLE |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK)
 STYLE |= dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), GRID)
-FRACTIONS, LOSSES, POINTS = ("accuracy", "top5"), ("loss", "task", "penalty", "distil", "features"), 400
-BAR = '<span class="bar"><i style="width:{:.1%}"></i></span>'
+FRACTIONS, POINTS = ("accuracy", "top5"), 400
+FITS, DRAWS = ("loss", "task", "primary", "auxiliary", "distil", "features"), ("penalty", "bond")  # terms of losses
+BAR = '<span class="bar"><i class="{}" style="width:{:.1%}"></i></span>'
 UNITS = {"macs": "MACs", "params": "parameters", "dims": "dimensions"}
 CSS = """
 :root{color-scheme:light dark;--back:#f4f6f9;--card:#fff;--text:#1b2330;--soft:#5a6575;--grid:#d5dbe4;--pale:#c8d5ea;
@@ -41,19 +43,26 @@ CSS = """
 *{box-sizing:border-box}body{margin:0 auto;padding:1.5rem clamp(.75rem,3vw,2.5rem) 3rem;max-width:76rem;
 background:var(--back);color:var(--text);font:15px/1.5 system-ui,"Segoe UI",Roboto,"Liberation Sans",Arial,sans-serif}
 h1{font-size:1.7rem;line-height:1.2;margin:.5rem 0 .25rem}h2{font-size:1.15rem;margin:2.2rem 0 .6rem}
-p{margin:.25rem 0 .8rem}p,figcaption,th{color:var(--soft)}h1,figcaption,.card,td:nth-child(-n+2){overflow-wrap:anywhere}
+p{margin:.25rem 0 .8rem}p,figcaption,th{color:var(--soft)}
+h1,p,figcaption,.card,td:nth-child(-n+2){overflow-wrap:anywhere}
 .grid{display:grid;gap:.8rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,var(--least)),1fr));
-align-items:start}.card,figure,details{background:var(--card);border:1px solid var(--grid);border-radius:.6rem;
-padding:.8rem 1rem;margin:0;min-width:0}b{display:block;font-size:2rem;line-height:1.3;font-weight:650}
+align-items:start}.fill{grid-template-columns:repeat(auto-fill,minmax(min(100%,var(--least)),1fr))}
+.card,figure,details{background:var(--card);border:1px solid var(--grid);border-radius:.6rem;
+padding:.8rem 1rem;margin:0;min-width:0}b{display:block;
+font-size:clamp(1.4rem,5vw,2rem);line-height:1.3;font-weight:650}.pair{display:flex;flex-wrap:wrap;gap:0 .3em;
+justify-content:space-between;font-size:.78rem;margin-top:.3rem}
+.small figure{padding:.5rem .6rem}.small figcaption{font-size:.8rem}.pair+.bar{margin-top:.1em;background:none}
 figcaption{font-size:.9rem;margin-bottom:.3rem}svg{display:block;max-width:100%;height:auto;overflow:visible}
 .key{white-space:nowrap;margin:0 .5em}.key i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}
 .wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.3rem clamp(.25rem,.8vw,.6rem);border-bottom:1px solid var(--grid);vertical-align:top}
 th{font-weight:500;white-space:nowrap}tr:last-child td{border:0}td:first-child{min-width:7.2rem}
-td:nth-child(n+3),th:nth-child(n+3){text-align:right}.bar,.bar i{display:block;height:.75em;border-radius:.2em}
-.bar{min-width:3.4rem;margin-top:.35em;background:var(--pale)}.bar i{background:var(--kept)}
+td:nth-child(n+3),th:nth-child(n+3),.sides td+td,.sides th+th{text-align:right}
+.bar,.bar i{display:block;height:.75em;border-radius:.2em}
+.bar{min-width:3.4rem;margin-top:.35em;background:var(--pale)}
+.bar .kept{background:var(--kept)}.bar .cut{background:var(--cut)}.bar .pale{background:var(--pale)}
 td:nth-child(2){min-width:4.6rem}body>details{margin:.8rem 0}summary{cursor:pointer;font-weight:600;margin-bottom:.3rem}
-pre{margin:0;overflow-x:auto;font:.85rem/1.45 ui-monospace,Menlo,monospace}
+pre{margin:0;overflow-x:auto;columns:17rem;font:.85rem/1.45 ui-monospace,Menlo,monospace}
 @media print{body{background:none;padding:0;font-size:11px}.card,figure,tr{break-inside:avoid}
 *{print-color-adjust:exact}pre{white-space:pre-wrap}details::details-content{content-visibility:visible}}
 """
@@ -77,7 +86,7 @@ def page(report: Report) -> str:
         warnings.simplefilter("ignore", UserWarning)  # of letters that matplotlib's font lacks: the browser draws them
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
-        pictures = _tiles(report) + _widths(report.groups) + _scores(report) + _curves(report)
+        pictures = _tiles(report) + _widths(report.groups) + _importance(report) + _spread(report) + _curves(report)
     cut = f"{sum(row.kept < row.width for row in report.groups)} of {len(report.groups)} groups cut"
     body = f"<h1>{escape(title)}</h1>\n<p>{cut}, {len(report.refused)} left alone</p>\n{pictures}{_tables(report)}"
     return f"{HEAD}<title>{escape(title)}</title></head>\n<body>\n{body}</body>\n</html>\n"
@@ -86,6 +95,11 @@ def page(report: Report) -> str:
 def _shown(name: str, value: float) -> str:
     """A measured value as the page has it: fractions in percent, others in four digits."""
     return f"{value:.2%}" if name in FRACTIONS and math.isfinite(value) else f"{value:.4g}"
+
+
+def _plain(value: float) -> str:
+    """A number at an axis: 2.5e-5, not 2.5e-05."""
+    return re.sub(r"e([-+])0", r"e\1", f"{value:g}").replace("e+", "e")
 
 
 def _tiles(report: Report) -> str:
@@ -108,18 +122,15 @@ def _tiles(report: Report) -> str:
     for name in dict.fromkeys(name for values in metrics.values() for name, v in values.items() if v is not None):
         bars = {w: (v[name], _shown(name, v[name])) for w, v in metrics.items() if v.get(name) is not None}
         tiles.append((name, bars.get("compact", (0.0, "-"))[1], bars))
-    for i, (name, number, bars) in enumerate(tiles):
-        figure, ax = _figure(165, 30 * len(bars), 0, 0, 0, 0)
-        ends = [value if math.isfinite(value) and value > 0 else 0.0 for value, _ in bars.values()]
-        whole = max([1.0] * (name in FRACTIONS) + ends, default=0.0) or 1.0
-        for y, (whose, (_, text)) in enumerate(bars.items()):
-            ax.barh(y + 0.75, ends[y] / whole, height=0.3, color={"dense": PALE, "compact": KEPT}.get(whose, CUT))
-            ax.text(0, y + 0.5, whose, va="bottom")
-            ax.text(1, y + 0.5, text, va="bottom", ha="right")
-        ax.set(xlim=(0, 1), ylim=(len(bars), 0))
-        ax.set_axis_off()
-        words = f"{name}: {', '.join(f'{whose} {text}' for whose, (_, text) in bars.items())}"
-        cards.append(f'<div class="card">{escape(name)}<b>{number}</b>{_svg(figure, f"tile{i}", words)}</div>\n')
+    for name, number, bars in tiles:
+        ends = {whose: value if math.isfinite(value) and value > 0 else 0.0 for whose, (value, _) in bars.items()}
+        whole = max([1.0] * (name in FRACTIONS) + [*ends.values()], default=0.0) or 1.0
+        lines = [
+            f'<span class="pair"><span>{whose}</span><span>{text}</span></span>'
+            + BAR.format({"dense": "pale", "compact": "kept"}.get(whose, "cut"), ends[whose] / whole)
+            for whose, (_, text) in bars.items()
+        ]
+        cards.append(f'<div class="card">{escape(name)}<b>{number}</b>{"".join(lines)}</div>\n')
     return f'<div class="grid" style="--least:10rem;align-items:stretch">\n{"".join(cards)}</div>\n'
 
 
@@ -151,17 +162,19 @@ def _svg(figure: Figure, key: str, words: str, caption: str = "") -> str:
     return f"<figure><figcaption>{escape(caption)}</figcaption>{svg}</figure>\n" if caption else svg
 
 
-def _section(title: str, text: str, pictures: list[str], **keys: str) -> str:
+def _section(title: str, text: str, pictures: list[str], fill: bool = False, **keys: str) -> str:
     """A heading, a line with the key to the colours, and the pictures in a grid; nothing without pictures."""
     for name, colour in keys.items():
         text += f' <span class="key"><i style="background:{IN_CSS[COLOURS.index(colour)]}"></i>{name}</span>'
-    grid = f'<div class="grid" style="--least:21rem">\n{"".join(pictures)}</div>\n'
-    return f"<h2>{title}</h2>\n<p>{text}</p>\n{grid}" if pictures else ""
+    grid = f'<div class="grid{" fill" * fill}" style="--least:21rem">\n{"".join(pictures)}</div>\n'
+    said = f"<p>{text}</p>\n" if text else ""
+    return f"<h2>{title}</h2>\n{said}{grid}" if pictures else ""
 
 
 def _widths(rows: list[Row]) -> str:
     """Width before and after of every group, in as many columns as keep the picture low."""
-    size = math.ceil(len(rows) / (1 if len(rows) <= 6 else 2 if len(rows) <= 40 else 3))
+    columns = 1 if len(rows) <= 3 else 2 if len(rows) <= 40 else 3
+    size = math.ceil(len(rows) / columns)
     widest, pictures = max([1, *(row.width for row in rows)]), []
     for start in range(0, len(rows), max(size, 1)):
         part = rows[start : start + size]
@@ -183,46 +196,96 @@ def _widths(rows: list[Row]) -> str:
         words = ", ".join(f"{row.name} {row.kept} of {row.width}" for row in part)
         caption = f"groups {start + 1} to {start + len(part)}"
         pictures.append(_svg(figure, f"widths{start}", f"Widths kept in {caption}: {words}", caption))
-    return _section("Widths", "In the network's order.", pictures, dense=PALE, kept=KEPT)
+    return _section("Widths", "In the network's order.", pictures, columns == 1, dense=PALE, kept=KEPT)
 
 
-def _scores(report: Report) -> str:
+def _importance(report: Report) -> str:
     """Histograms of the importance: of all groups together, and of the widest."""
     kept, parts = {row.name: row.kept for row in report.groups}, {}
     for name, values in report.importance.items():
         if ranked := sorted(filter(math.isfinite, values), reverse=True):
             parts[name] = ranked[: kept.get(name)], ranked[kept.get(name, len(ranked)) :]
-    widest = sorted(parts, key=lambda name: -len(report.importance[name]))[:12]
-    small = [_histogram(f"score{i}", name, 150, 80, *parts[name]) for i, name in enumerate(parts) if name in widest]
+    widest = sorted(parts, key=lambda name: -len(report.importance[name]))[:WIDEST]
+    small = [_histogram(f"part{i}", name, 150, 80, *parts[name]) for i, name in enumerate(parts) if name in widest]
     every = [[v for part in parts.values() for v in part[i]] for i in (0, 1)]
-    height = 54 + 84 * min(math.ceil(len(small) / 3), 4)
-    whole = _histogram("scores", f"all {len(parts)} groups", 400, height, *every) if parts else ""
-    pictures = [whole, f'<div class="grid" style="--least:9rem">\n{"".join(small)}</div>\n'] if parts else []
-    return _section("Importance", "Every picture has a scale of its own.", pictures, kept=KEPT, dropped=CUT)
+    whole = [_histogram("parts", f"all {len(parts)} groups", 400, _beside(small), *every)] if parts else []
+    text = "At the cut. Every picture has a scale of its own."
+    return _section("Importance", text, whole + _small(small), kept=KEPT, dropped=CUT)
+
+
+def _small(pictures: list[str]) -> list[str]:
+    return [f'<div class="grid small" style="--least:9rem">\n{"".join(pictures)}</div>\n'] if pictures else []
+
+
+def _beside(small: list[str]) -> int:
+    """The height of a picture that stands beside small ones."""
+    return 34 + 84 * min(max(2, math.ceil(len(small) / 3)), 3)
+
+
+def _spread(report: Report) -> str:
+    """How the scores spread as the search went on: of all groups together, and of those that were watched."""
+    pictures: list[str] = []
+    for stage in dict.fromkeys(str(moment["stage"]) for moment in report.scores):
+        moments = [moment for moment in report.scores if str(moment["stage"]) == stage]
+        steps = [moment["step"] for moment in moments]
+        small = [
+            _quantiles(f"spread{len(pictures)}-{i}", name, 150, 80, steps, [m["groups"][name] for m in moments])
+            for i, name in enumerate(moments[0]["groups"])
+        ]
+        whole, every = f"{stage}: all scores", [moment["all"] for moment in moments]
+        pictures += [_quantiles(f"spread{len(pictures)}", whole, 400, _beside(small), steps, every), *_small(small)]
+    text = "As the search went on, by step. Between two lines lies a twentieth of all scores, a tenth of a group's."
+    return _section("Scores", text, pictures, median=INK)
+
+
+def _quantiles(key: str, name: str, width: int, height: int, steps: list[int], quantiles: list[list[float]]) -> str:
+    """A line for every quantile, and a broad one for the median."""
+    figure, ax = _figure(width, height, 32, 8, 4, 18)
+    values = np.array(quantiles, dtype=float).reshape(len(steps), -1)
+    for i, line in enumerate(values.T):
+        middle = 2 * i + 1 == values.shape[1]
+        ax.plot(steps, line, color=INK if middle else KEPT, lw=1.6 if middle else 0.9)
+    ax.set_ylim(bottom=min(0.0, float(np.nanmin(values, initial=0.0))))
+    ax.grid()
+    _ticks(ax.xaxis, 2 + width // 100)
+    _ticks(ax.yaxis, 2 + height // 50)
+    first, last = (f"{row.min():.3g} to {row.max():.3g}" for row in (values[0], values[-1]))
+    words = f"Scores, {name}: {first} at step {steps[0]}, {last} at step {steps[-1]}"
+    return _svg(figure, key, words, name)
 
 
 def _histogram(key: str, name: str, width: int, height: int, kept: list[float], dropped: list[float]) -> str:
     """How many dimensions have which importance, the dropped ones on top of those that are kept."""
     figure, ax = _figure(width, height, 8, 8, 4, 18)
     every = np.array(kept + dropped)
-    low, high = every.min(), every.max()
-    log = bool(low > 0 and high > 50 * np.median(every))
-    low, high = (low, high) if low < high else (low - 0.5, high + 0.5)
+    above = every[every != 0] if every.min() == 0 < every.max() else every
+    low, high = above.min(), above.max()
+    log = bool(low > 0 and high > 20 * np.median(above))
+    low, high = (low, high) if low < high else (low - 0.5, high + 0.5) if above is every else (0.5 * low, 1.5 * high)
     edges = (np.geomspace if log else np.linspace)(low, high, 20 + width // 20)
     first, second = np.histogram(kept, edges)[0], np.histogram(dropped, edges)[0]
     ax.stairs(first, edges, fill=True, color=KEPT)
     ax.stairs(first + second, edges, baseline=first, fill=True, color=CUT)
-    ax.set(xlim=(low, high), yticks=[], xscale="log" if log else "linear")
+    ax.set(yticks=[], xscale="log" if log else "linear", ylim=(0, (1 if above is every else 1.3) * max(first + second)))
+    if zeros := every.size - above.size:  # a bar of their own on the left, cut off at the top, and said in words
+        far, near = (low * (low / high) ** part if log else low - part * (high - low) for part in (0.1, 0.04))
+        below = kept.count(0)
+        for height, bottom, colour in ((below, 0, KEPT), (zeros - below, below, CUT)):
+            ax.bar([far][: bool(height)], height, near - far, bottom=bottom, color=colour, align="edge")
+        ax.text(0.1, 0.98, f"{zeros} at 0", transform=ax.transAxes, va="top", size=9)
+        low = far
+    ax.set_xlim(low, high)
     ax.spines["left"].set_visible(False)
     _ticks(ax.xaxis, 2 + width // 100)
-    words = f"Importance of {name}: {len(kept)} kept and {len(dropped)} dropped, from {low:.3g} to {high:.3g}"
+    words = f"Importance of {name}: {len(kept)} kept and {len(dropped)} dropped, "
+    words += f"from {every.min():.3g} to {every.max():.3g}"
     return _svg(figure, key, words, name)
 
 
 def _ticks(axis: Axis, most: int, percent: bool = False) -> None:
     """Few ticks with plain numbers."""
     axis.get_major_locator().set_params(**{"numticks" if axis.get_scale() == "log" else "nbins": most})
-    axis.set_major_formatter(lambda value, _: f"{100 * value:g}%" if percent else f"{value:g}")
+    axis.set_major_formatter(lambda value, _: f"{100 * value:g}%" if percent else _plain(value))
     axis.set_minor_formatter("")
 
 
@@ -235,15 +298,21 @@ def _curves(report: Report) -> str:
         unit = units[0] if units else "record"
         names = dict.fromkeys(name for record in records for name in record if name not in ("stage", "step", "epoch"))
         series = {name: found for name in names if (found := _series(records, unit, name))[0]}
-        losses = [name for name in LOSSES if name in series]
-        others = sorted((name for name in series if name not in LOSSES), key=lambda name: not name.startswith("val_"))
-        for chosen in [losses] * bool(losses) + [[name] for name in others]:
+        terms = [[name for name in names if name in series] for names in (FITS, DRAWS)]
+        if terms[1] and terms[0][1:]:
+            terms[0] = [name for name in terms[0] if name != "loss"]  # that has penalties in it, of another size
+        elif len(terms[0]) == 2 and series[terms[0][0]] == series[terms[0][1]]:
+            terms[0] = terms[0][:1]  # the sum of one term
+        others = sorted(set(series) - {*FITS, *DRAWS}, key=lambda name: (not name.startswith("val_"), name))
+        for chosen in [*filter(None, terms), *([name] for name in others)]:
             figure, ax = _figure(360, 200, 46, 12, 22, 36)
             for name, colour in zip(chosen, (KEPT, CUT, MORE, LAST, INK), strict=False):
                 marker = "o" if len(series[name][0]) <= 40 else ""
                 ax.plot(*series[name], color=colour, lw=1.5, marker=marker, ms=3.5, label=name)
             metric = chosen[0].removeprefix("val_")
-            dense = report.dense.metrics.get(metric, math.nan)
+            dense, cut = report.dense.metrics.get(metric, math.nan), report.sliced.get(metric, math.nan)
+            if metric != chosen[0] and stage == "finetune" and math.isfinite(cut):
+                ax.plot(0, cut, "o", color=CUT, ms=5, label=f"cut {_shown(metric, cut)}")
             if metric != chosen[0] and math.isfinite(dense):
                 ax.axhline(dense, color=INK, lw=1, ls="--", label=f"dense {_shown(metric, dense)}")
             ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.97), ncols=5, handlelength=1.4, columnspacing=1.2)
@@ -252,7 +321,7 @@ def _curves(report: Report) -> str:
             _ticks(ax.xaxis, 6)
             _ticks(ax.yaxis, 5, percent=metric in FRACTIONS)
             pictures.append(_svg(figure, f"curve{len(pictures)}", f"{', '.join(chosen)} by {unit}", stage))
-    return _section("Curves", f"More than {POINTS} points are drawn as means of neighbours.", pictures)
+    return _section("Curves", "", pictures)
 
 
 def _series(records: list[dict[str, Any]], unit: str, name: str) -> tuple[list[float], list[float]]:
@@ -273,7 +342,7 @@ def _table(rows: list[list[Any]], *head: str) -> str:
     """Cells as text, floats as bars of that part."""
     lines = ["".join(f"<th>{name}</th>" for name in head)] if head else []
     for row in rows:
-        cells = (BAR.format(cell) if isinstance(cell, float) else escape(str(cell)) for cell in row)
+        cells = (BAR.format("kept", cell) if isinstance(cell, float) else escape(str(cell)) for cell in row)
         lines.append("".join(f"<td>{cell}</td>" for cell in cells))
     body = "".join(f"<tr>{line}</tr>\n" for line in lines)
     return f'<div class="wide"><table>\n{body}</table></div>' if rows else ""
@@ -298,7 +367,7 @@ def _tables(report: Report) -> str:
     ]
     folds = [f"<details open><summary>{title}</summary>\n{body}</details>\n" * bool(body) for title, body in blocks]
     wide = folds[2] + folds[0].replace(" open", "", len(groups) > 40) + folds[1].replace(" open", "", 1)
-    return f'{wide}<div class="grid" style="--least:18rem">\n{"".join(folds[3:])}</div>\n'
+    return f'{wide}<div class="grid" style="--least:18rem">\n{"".join(folds[3:-1])}</div>\n{folds[-1]}'
 
 
 def _exported(export: dict[str, Any]) -> str:
@@ -306,6 +375,5 @@ def _exported(export: dict[str, Any]) -> str:
     if not export:
         return ""
     found = export_report(export)
-    return f"<p>{escape(found.title)}</p>\n" + _table(
-        [list(row) for row in found.rows()], "", "dense", "exported", "left"
-    )
+    table = _table([list(row) for row in found.rows()], "", "dense", "exported", "left")
+    return f'<p>{escape(found.title)}</p>\n<div class="sides">{table}</div>'

@@ -52,6 +52,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     sliced: dict[str, float] = field(default_factory=dict)  # metrics right after the cut, before fine-tuning
     importance: dict[str, list[float]] = field(default_factory=dict)  # group -> of every dimension, at its last cut
+    scores: list[dict[str, Any]] = field(default_factory=list)  # their quantiles as the search went on: watch.py
     history: list[dict[str, Any]] = field(default_factory=list)  # records of stage, step, epoch, and what was measured
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> time it took
     recipe: dict[str, Any] = field(default_factory=dict)

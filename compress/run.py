@@ -41,6 +41,7 @@ from .split import halves
 from .states import compiled, lay_out_, synchronised
 from .timing import batched, check_reach, choose_by_latency, compare
 from .tracking import tracking
+from .watch import watched
 from .workdir import IDENTITY, check_workdir, own_workdir
 
 
@@ -117,11 +118,8 @@ class Run:
         with self.engine.stage("groups"), self.engine.display.bar("finding the groups"):
             groups = find_groups(self.compact, self.ready.example_inputs, self.recipe.target)
         check_groups(groups, self.recipe.target)
-        if self.round == 0 and self.recipe.budget.unit not in (
-            "latency",
-            "auto",
-        ):  # out of reach now is out of reach after an hour
-            equal = {g.name: np.ones(g.width) for g in groups}
+        if self.round == 0 and self.recipe.budget.unit not in ("latency", "auto"):
+            equal = {g.name: np.ones(g.width) for g in groups}  # out of reach now is out of reach after an hour
             choose(groups, equal, self.recipe.budget, self.recipe.target)
         if self.round == 0 and self.recipe.budget.unit == "latency" and self.recipe.search.length is not None:
             with self.engine.display.bar("timing the narrowest network"):
@@ -162,7 +160,8 @@ class Run:
                 name = "search" if self.recipe.steps == 1 else f"search {self.round + 1}"
                 self.engine.facts |= {"stage": "search"}
                 with synchronised(self.compact, self.engine):
-                    self.engine.train(name, self._data("search"), search.job.steps, search.step, state, at=at)
+                    step = watched(search, name, self.engine.facts.setdefault("scores", []))
+                    self.engine.train(name, self._data("search"), search.job.steps, step, state, at=at)
             return self.end_search(search)
 
     def end_search(self, search: Search) -> dict[str, Tensor]:
@@ -276,6 +275,7 @@ class Run:
             side.latency_ms, side.latency_spread_ms = time.median, time.spread
         report.pruned.params = sum(p.numel() for p in self.compact.parameters())  # with biases that compensation made
         report.history, report.seconds = engine.history, engine.seconds
+        report.scores = engine.facts.get("scores", [])
         report.recipe = self.recipe.model_dump(mode="json", exclude_none=True)
         report.machine = machine(engine.device, timing.batch_size)
         if engine.config.channels_last:

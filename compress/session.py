@@ -18,6 +18,7 @@ from .preflight import NotReady, unwrapped
 from .recipe import Recipe
 from .run import Run
 from .task import Task
+from .watch import watched
 
 
 class Session:
@@ -27,6 +28,7 @@ class Session:
         self._run, self.steps, self.done, self._finished = run, steps, 0, False
         self.groups = run.find()
         self._search = run.begin_search(self.groups, steps)
+        self._step = watched(self._search, "search", run.engine.facts.setdefault("scores", []))
         if self._search.trains:
             self.model.train()
 
@@ -50,7 +52,7 @@ class Session:
                 f"the session was to make {self.steps} steps and has made them: call finish(), or start one with more"
             )
         self.done += 1
-        terms = self._search.step(self._run.engine.move(batch))
+        terms = self._step(self._run.engine.move(batch))
         values = {key: float(value) for key, value in terms.items()}
         self._run.engine.check_finite("search", self.done, self.steps, values)
         self._run.engine.record({"stage": "search", "step": self.done, "epoch": 0.0}, values)

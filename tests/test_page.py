@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 import re
 import shutil
 import subprocess
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,6 +21,12 @@ import compress.page
 from compress.page import page
 from compress.report import Report, Row, Side
 
+needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium to look at the page")
+SCHEMES = {"dark": "--blink-settings=preferredColorScheme=0", "light": "--blink-settings=preferredColorScheme=1"}
+PALETTE = {  # background, kept, cut
+    "light": ((244, 246, 249), (36, 96, 216), (224, 123, 44)),
+    "dark": ((16, 20, 26), (114, 166, 255), (242, 163, 95)),
+}
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert(1)</script>"
 
@@ -47,6 +55,11 @@ def made_up(groups: int = 8, trained: bool = True) -> Report:
         report.notes = ["2 groups are at min_keep"]
         report.seconds = {"search": 812.3, "finetune": 7421.0}
         report.machine = {"device": "cpu", "threads": 2}
+        for step in range(0, 1001, 25):
+            spread = {name: np.quantile(values, np.linspace(0, 1, 11)).tolist() for name, values in importance.items()}
+            every = np.quantile(sum(importance.values(), []), np.linspace(0, 1, 21)).tolist()
+            widest = dict(sorted(spread.items(), key=lambda pair: -len(importance[pair[0]]))[:9])
+            report.scores.append({"stage": "search", "step": step, "all": every, "groups": widest})
         for step in range(1000):
             loss = {"loss": 3 - step / 500, "task": 2 - step / 500, "penalty": 1.0, "lr": 0.1}
             report.history.append({"stage": "search", "step": step, "epoch": step / 100, **loss})
@@ -151,10 +164,10 @@ def test_same_report_gives_the_same_page(pair) -> None:
 
 def test_every_picture_is_there_with_a_label_and_scales() -> None:
     expected = {
-        "full": 5 + 2 + (1 + 8) + (2 + 2),  # tiles, widths, importance of all and of each, curves of two stages
-        "training-free": 3 + 1,
-        "many groups": 5 + 3 + (1 + 12) + 4,
-        "nothing": 3,
+        "full": 2 + 2 * (1 + 8) + (3 + 2),  # widths, importance and scores of all and of each, curves of two stages
+        "training-free": 1,
+        "many groups": 3 + 2 * (1 + 9) + 5,
+        "nothing": 0,
     }
     for name in REPORTS:
         pictures = Document(drawn(name)).all("svg")
@@ -165,7 +178,7 @@ def test_every_picture_is_there_with_a_label_and_scales() -> None:
 
 def test_text_and_colours_of_pictures_follow_the_page(pair) -> None:
     texts = Document(pair[1]).all("text")
-    assert texts and all("fill: currentColor" in attrs["style"] for attrs, _ in texts)
+    assert bool(texts) == bool(pair[0].groups) and all("fill: currentColor" in attrs["style"] for attrs, _ in texts)
     assert not re.search(r"(fill|stroke): #", pair[1])
 
 
@@ -181,10 +194,9 @@ def test_tiles_show_the_numbers_of_the_report() -> None:
 
 def test_bars_are_as_long_as_the_numbers_say() -> None:
     html = drawn("full")
-    for label, expected in (("MACs", 2_039_284_608 / 4_089_284_608), ("accuracy", 0.9372 / 0.9414)):
-        svg = svg_of(html, label)
-        (dense,), (compact,) = outlines(svg, "pale"), outlines(svg, "kept")
-        assert np.ptp(compact[:, 0]) / np.ptp(dense[:, 0]) == pytest.approx(expected, rel=1e-4)
+    for label, expected in (("MACs", [100, 49.9]), ("accuracy", [94.1, 61.2, 93.7]), ("mAP", [100, 98.2])):
+        (card,) = re.findall(rf'<div class="card">{label}.*?</div>', html)
+        assert [float(part) for part in re.findall(r"width:([\d.]+)%", card)] == expected
     rows, pictures = REPORTS["full"].groups, re.findall(r'<svg[^>]*aria-label="Widths.*?</svg>', html, flags=re.DOTALL)
     for colour, widths in (("pale", [row.width for row in rows]), ("kept", [row.kept for row in rows])):
         bars = np.array([np.ptp(bar[:, 0]) for svg in pictures for bar in outlines(svg, colour) if len(bar) == 4])
@@ -212,7 +224,8 @@ def test_table_has_every_group_as_the_report_has_it() -> None:
         cells = [text for _, text in document.all("td")][: 7 * len(report.groups)]
         got = [(*cells[i : i + 2], *map(int, cells[i + 2 : i + 4])) for i in range(0, len(cells), 7)]
         assert got == [(row.name, row.kind, row.width, row.kept) for row in report.groups]
-        bars = [attrs["style"] for attrs, _ in document.all("i") if attrs["style"].startswith("width")]
+        (table,) = re.findall(r"<summary>Groups</summary>.*?</table>", drawn(name), flags=re.DOTALL)
+        bars = re.findall(r'style="([^"]*)"', table)
         assert bars == [f"width:{row.kept / row.width:.1%}" for row in report.groups]
 
 
@@ -229,8 +242,33 @@ def test_recipe_times_machine_notes_and_reasons_are_told() -> None:
 def test_curves_show_the_dense_value_and_every_stage() -> None:
     html = drawn("full")
     captions = [text for _, text in Document(html).all("figcaption")]
-    assert captions.count("search") == 2 and captions.count("finetune") == 2
-    assert "dense 94.14%" in svg_of(html, "val_accuracy by epoch") and "stroke-dasharray" in html
+    assert captions.count("search") == 3 and captions.count("finetune") == 2  # task, penalty, lr; loss, accuracy
+    curve = svg_of(html, "val_accuracy by epoch")
+    assert "dense 94.14%" in curve and "cut 61.21%" in curve and "stroke-dasharray" in html
+
+
+def test_scores_are_drawn_as_the_search_left_them() -> None:
+    moments = REPORTS["full"].scores
+    svg = svg_of(drawn("full"), "Scores, search: all scores")
+    words = f"{moments[0]['all'][0]:.3g} to {moments[0]['all'][-1]:.3g} at step 0"
+    assert words in svg and "at step 1000" in svg
+    lines = re.findall(r'<path d="([^"]*)"[^>]*stroke: var\(--kept\)', svg)
+    assert len(lines) == 20  # quantiles, and the median apart
+    heights = sorted((float(re.findall(r"[ML] \S+ (\S+)", line)[-1]) for line in lines), reverse=True)
+    expected = np.delete(moments[-1]["all"], 10)
+    assert np.diff(heights) / np.diff(expected) == pytest.approx(
+        np.full(19, np.ptp(heights) / -np.ptp(expected)), rel=1e-3
+    )
+
+
+def test_zeros_stand_apart_and_are_counted() -> None:
+    report = made_up(1)
+    report.groups[0].kept = 6
+    report.importance = {report.groups[0].name: [0.0] * 10 + [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
+    svg = svg_of(page(report), "Importance of all 1 groups: 6 kept and 10 dropped, from 0 to 6")
+    assert ">10 at 0<" in svg
+    first = min(float(corner[:, 0].max()) for corner in outlines(svg, "cut"))
+    assert first < min(float(corner[:, 0].min()) for corner in outlines(svg, "kept"))
 
 
 def test_stage_that_comes_again_goes_on_from_where_it_ended() -> None:
@@ -247,7 +285,7 @@ def test_long_series_is_thinned_and_keeps_its_mean() -> None:
 
 def test_sections_without_data_are_left_out() -> None:
     headings = {name: [text for _, text in Document(drawn(name)).all("h2")] for name in REPORTS}
-    assert headings["full"] == ["Widths", "Importance", "Curves"]
+    assert headings["full"] == ["Widths", "Importance", "Scores", "Curves"]
     assert headings["training-free"] == ["Widths"] and headings["nothing"] == []
     folds = [text for _, text in Document(drawn("training-free")).all("summary")]
     assert folds == ["Groups", "Time", "Recipe"]
@@ -304,22 +342,48 @@ def test_page_leaves_the_settings_of_matplotlib_alone() -> None:
         assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium to look at the page")
-@pytest.mark.parametrize("width", [1200, 400])
-def test_browser_draws_the_page(tmp_path: Path, width: int) -> None:
+def browse(folder: Path, html: str, *flags: str) -> tuple[str, str]:
+    """Open a page in Chromium, which can reach nothing; what it says on stdout and on its console."""
+    (folder / "report.html").write_text(html, encoding="utf-8")
+    given = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    given += " --disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=2000"
+    given += f" --enable-logging=stderr --user-data-dir={folder / 'profile'}"
+    alone = ["--host-resolver-rules=MAP * ~NOTFOUND", (folder / "report.html").as_uri()]
+    command = ["chromium", *given.split(), *flags, *alone]
+    done = subprocess.run(command, check=True, capture_output=True, timeout=120, text=True)
+    return done.stdout, "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+
+
+@needs_chromium
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (400, "light"), (1200, "dark")])
+def test_browser_draws_the_page(tmp_path: Path, width: int, scheme: str) -> None:
     from PIL import Image
 
-    (tmp_path / "report.html").write_text(drawn("full"), encoding="utf-8")
-    flags = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
-    flags += " --disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=2000"
     picture, log = tmp_path / "page.png", tmp_path / "net.json"
-    files = [f"--user-data-dir={tmp_path / 'profile'}", f"--screenshot={picture}", f"--log-net-log={log}"]
-    net = [f"--window-size={width},2400", "--host-resolver-rules=MAP * ~NOTFOUND", (tmp_path / "report.html").as_uri()]
-    subprocess.run(["chromium", *flags.split(), *files, *net], check=True, capture_output=True, timeout=60)
+    flags = [f"--screenshot={picture}", f"--log-net-log={log}", f"--window-size={width},2400", SCHEMES[scheme]]
+    _, console = browse(tmp_path, drawn("full"), *flags)
+    assert not console
     asked = re.findall(r'"url":"https?://([^/"]+)', log.read_text(encoding="utf-8"))
     assert not [host for host in asked if not host.endswith((".google.com", ".googleapis.com"))]  # the browser's own
     pixels = np.asarray(Image.open(picture).convert("RGB"))
     assert pixels.shape[1] == width
-    kept, cut = (np.abs(pixels.astype(int) - colour).sum(-1) < 12 for colour in ((36, 96, 216), (224, 123, 44)))
+    back, *colours = PALETTE[scheme]
+    kept, cut = (np.abs(pixels.astype(int) - colour).sum(-1) < 12 for colour in colours)
     assert kept.mean() > 0.005 and cut.mean() > 0.005  # the bars and histograms
-    assert (pixels[:, -8:] == pixels[0, -1]).all()  # nothing sticks out to the right
+    assert (pixels[:, -8:] == back).all()  # nothing sticks out to the right
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [1200, 600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_window(tmp_path: Path, width: int, scheme: str) -> None:
+    ask = """<script>const out = [...document.querySelectorAll("body *")].filter(
+    e => e.getBoundingClientRect().right > innerWidth + 0.5 && !e.closest(".wide, pre"));
+    const small = [...document.querySelectorAll("svg text")].filter(e => e.getBoundingClientRect().height < 8);
+    document.title = JSON.stringify([innerWidth, document.documentElement.scrollWidth, out.map(e => e.outerHTML),
+    small.map(e => e.textContent), matchMedia("(prefers-color-scheme:dark)").matches])</script>"""
+    html = re.sub(r"<meta http-equiv[^>]*>", "", drawn("many groups")).replace("</body>", f"{ask}</body>")
+    dom, console = browse(tmp_path, html, "--dump-dom", f"--window-size={width},900", SCHEMES[scheme])
+    inner, scroll, out, small, dark = json.loads(unescape(re.findall(r"<title>(.*?)</title>", dom, re.DOTALL)[0]))
+    assert inner == width and scroll <= inner and not out and not small and not console
+    assert dark == (scheme == "dark")

@@ -83,6 +83,7 @@ def test_stopped_run_goes_on_to_the_same_bits(after: int, undisturbed: compress.
     assert again.report.pruned.metrics == undisturbed.report.pruned.metrics
     strip = [{k: v for k, v in record.items() if k != "lr"} for record in again.report.history]
     assert strip == undisturbed.report.history
+    assert again.report.scores == undisturbed.report.scores
 
 
 def test_stop_of_a_stop_goes_on_too(undisturbed: compress.Pruned, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ def test_session_makes_the_same_network_as_the_call() -> None:
     assert pruned.plan.keep == whole.plan.keep
     assert same_weights(pruned.model, whole.model)
     assert pruned.report.pruned.macs == whole.report.pruned.macs
+    assert pruned.report.scores == whole.report.scores != []
 
 
 def test_session_leaves_the_model_and_the_random_numbers_alone() -> None:

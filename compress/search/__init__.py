@@ -100,6 +100,10 @@ class Search(ABC):
     def importance(self) -> dict[str, Tensor]:
         """The importance of every dimension of every group."""
 
+    def scores(self) -> dict[str, Tensor]:
+        """The scores as they are now, a positive number for every dimension, if it trains any; they are drawn."""
+        return {}
+
     def kernels(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Convolutions whose kernels can be smaller: weight -> dimension -> what is left, from and up to."""
         return {}

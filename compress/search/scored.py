@@ -125,6 +125,11 @@ class Scored(Search):
     def importance(self) -> dict[str, Tensor]:
         return self.penalty.importance()
 
+    def scores(self) -> dict[str, Tensor]:
+        """|score|; its mean where a dimension has several."""
+        places = self.places.items()
+        return {name: torch.cat([a.detach().abs()[i] for a, i in here], 1).mean(1) for name, here in places}
+
     def state(self) -> dict[str, Tensor]:
         return self.penalty.state()
 
