@@ -1,6 +1,6 @@
 """RARTS and its rivals on CIFAR-10: ResNet-20, half of its multiply-adds left, right after the cut and fine-tuned.
 
-    python -m benchmarks.cifar [--data FOLDER] [--seeds 3] [--workers 2]
+    python -m benchmarks.cifar [--quick] [--data FOLDER] [--seeds 3] [--workers 2]
 
 Every search reads the same number of batches, and every compact network is fine-tuned alike, with the dense one as its
 teacher; a search that trains has that teacher, too. Methods on pairs (rarts, darts1, milenas) make half as many steps,
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch.utils.data import DataLoader, TensorDataset
 
 import compress
@@ -51,11 +50,18 @@ METHODS: dict[str, dict[str, Any]] = {
 MORE = {"magnitude, all steps": SEARCH, "taylor, all steps": SEARCH - 50}  # steps that go to fine-tuning instead
 
 
-def recipe(name: str, seed: int) -> dict[str, Any]:
+QUICK = ("magnitude", "netslim, auto", "rarts, auto")
+
+
+def recipe(name: str, seed: int, quick: bool) -> dict[str, Any]:
     tune = {"epochs": f"{TUNE + MORE.get(name, 0)} steps", "lr": 0.01, "distill": TEACHER, "best": False}
+    search = dict(METHODS[name])
+    if quick:
+        tune["epochs"] = "20 steps"
+        search |= {"epochs": "10 steps"} if "epochs" in search else {}
     return {
         "budget": {"macs": "50%"},
-        "search": METHODS[name],
+        "search": search,
         "finetune": tune,
         "timing": {"repeats": 3},
         "seed": seed,
@@ -75,7 +81,9 @@ def one(job: methods.Job) -> methods.Row:
     torch.set_num_threads(1)
     train, val = loaders(options.data, options.validate)
     dense = cifar_resnet("resnet20", options.data).to(memory_format=torch.channels_last)
-    report = compress.prune(dense, recipe(name, seed), train=train, val=val, device="cpu", quiet=True).report
+    report = compress.prune(
+        dense, recipe(name, seed, options.quick), train=train, val=val, device="cpu", quiet=True
+    ).report
     return {
         "method": name,
         "seed": seed,
@@ -88,21 +96,29 @@ def one(job: methods.Job) -> methods.Row:
 
 
 def main() -> None:
-    options = methods.options_of(__doc__, workers=2).parse_args()
-    file = "cifar_validation" if options.validate else "cifar"
-    rows: list[dict[str, Any]] = results.load(file).get("rows", [])
+    parser = methods.options_of(__doc__, workers=2)
+    parser.add_argument("--quick", action="store_true", help="three methods, one seed, few steps")
+    options = parser.parse_args()
+    options.seeds = 1 if options.quick else options.seeds
+    file = results.named("cifar_validation" if options.validate else "cifar", options.quick)
+    rows: list[dict[str, Any]] = [] if options.quick else results.load(file).get("rows", [])
     settings = {"batch": BATCH, "search_batches": SEARCH, "finetune_batches": TUNE, "methods": METHODS, "more": MORE}
-    for row in methods.rows_of(one, METHODS, options, list(rows)):
+    for row in methods.rows_of(one, QUICK if options.quick else METHODS, options, list(rows)):
         rows.append(row)
         print(row, flush=True)
         results.save(file, settings | {"rows": rows})
-    table = Table("method", "right after the cut", "after fine-tuning", "seeds", "seconds of search and fine-tuning")
+    results.show(file, sheets({"rows": rows}))
+
+
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    lines = []
     for name in METHODS:
-        mine = [row for row in rows if row["method"] == name]
-        if mine:
+        if mine := [row for row in content["rows"] if row["method"] == name]:
             measured = [methods.percents([row[key] for row in mine]) for key in ("sliced", "tuned")]
-            table.add_row(name, *measured, str(len(mine)), methods.spent(mine))
-    results.console().print(table)
+            lines.append([name, *measured, str(len(mine)), methods.spent(mine)])
+    dense = f"dense {100 * content['rows'][0]['dense']:.1f} %"
+    head = ("method", "right after the cut, %", "fine-tuned, %", "seeds", "seconds of search and fine-tuning")
+    return [results.Sheet(head, lines, f"ResNet-20, 50 % of the MACs left; {dense}")]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Accuracy right after the cut, with and without the mean of what was dropped in the readers' biases.
 
-    python -m benchmarks.compensate [--data FOLDER] [--images 2000]
+    python -m benchmarks.compensate [--quick] [--data FOLDER] [--images 2000]
 
 CIFAR-10 ResNet-20 and ResNet-56, no fine-tuning. Means are known in closed form behind a batch norm and measured on
 four training batches elsewhere.
@@ -8,9 +8,8 @@ four training batches elsewhere.
 
 from __future__ import annotations
 
-import argparse
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 from rich.progress import track
-from rich.table import Table
 from torch import Tensor, nn
 
 from compress import search
@@ -78,15 +76,15 @@ def one(
     }
 
 
-def rows(folder: Path, images: int) -> Iterator[dict[str, Any]]:
+def rows(folder: Path, images: int, names: Sequence[str], lefts: Sequence[float]) -> Iterator[dict[str, Any]]:
     test = data.cifar10(folder, "test", images)
     batches = list(data.cifar10(folder, "train", BATCHES * BATCH)[0].split(BATCH))
-    for name in NETWORKS:
+    for name in names:
         model = cifar_resnet(name, folder)
         dense = accuracy(model, *test)
         for label, target in TARGETS.items():
             groups = find_groups(model, batches[0][:1], target)
-            for left, (method, seed) in product(LEFT, SEARCHES):
+            for left, (method, seed) in product(lefts, SEARCHES):
                 case = {"network": name, "target": label, "left": left, "method": method, "seed": seed, "dense": dense}
                 yield case | one(model, groups, target, left, method, seed, batches, test)
 
@@ -108,34 +106,33 @@ def condensed(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return table
 
 
-def show(table: list[dict[str, Any]]) -> Table:
-    view = Table("network", "target", "MACs left", "search", "dense", "cut", "compensated", "gain")
-    for r in table:
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    lines = []
+    for r in content["table"]:
         numbers = [f"{r[key]:.1%}" for key in ("dense", "cut", "compensated")]
-        colour = "green" if r["gain"] > 0 else "red"
         cells = [r["network"], r["target"], f"{r['macs_left']:.1%}", f"{r['method']} ({r['seeds']})", *numbers]
-        view.add_row(*cells, f"[{colour}]{100 * r['gain']:+.1f} points")
-    return view
+        lines.append([*cells, f"{100 * r['gain']:+.1f}"])
+    head = ("network", "target", "MACs left", "search (seeds)", "dense", "cut", "compensated", "gain, points")
+    return [results.Sheet(head, lines, content["summary"])]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    data.add_option(parser)
+    parser = results.options_of(__doc__, data=True)
     parser.add_argument("--images", type=int, default=2000, help="test images")
     options = parser.parse_args()
-    console = results.console()
-    total = len(NETWORKS) * len(TARGETS) * len(LEFT) * len(SEARCHES)
-    found = list(track(rows(options.data, options.images), "cuts", total=total, console=console))
+    names, lefts, images = (NETWORKS[:1], LEFT[1:2], 500) if options.quick else (NETWORKS, LEFT, options.images)
+    total, cuts = len(names) * len(TARGETS) * len(lefts) * len(SEARCHES), rows(options.data, images, names, lefts)
+    found = list(track(cuts, "cuts", total=total, console=results.console()))
     table = condensed(found)
-    console.print(show(table))
     better, worse = (sum(sign * (r.get("compensated", 0) - r.get("cut", 0)) > 0 for r in found) for sign in (1, -1))
     gain = 100 * mean(r["gain"] for r in table)
     summary = (
         f"compensated is better on {better} and worse on {worse} of {len(found)} cuts; mean gain {gain:+.1f} points"
     )
-    console.print(summary)
-    path = results.save("compensate", {"summary": summary, "images": options.images, "table": table, "cuts": found})
-    console.print(f"wrote {path.relative_to(results.ROOT)}")
+    content = {"summary": summary, "images": images, "table": table, "cuts": found}
+    file = results.named("compensate", options.quick)
+    results.save(file, content)
+    results.show(file, sheets(content))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Which families of networks can be cut to half of their multiply-adds, and is the cut exact?
 
-    python -m benchmarks.coverage [--only resnet18 densenet121] [--skip-peer]
+    python -m benchmarks.coverage [--quick] [--only resnet18 densenet121] [--skip-peer]
 
 Each network and tool runs in a process of its own with one thread, since a tool may crash or never return.
 Ours: budget macs 50 %. Torch-Pruning: half of all channels by global magnitude; it has no budget in multiply-adds.
@@ -8,7 +8,6 @@ Ours: budget macs 50 %. Torch-Pruning: half of all channels by global magnitude;
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import os
@@ -21,7 +20,6 @@ from typing import Any
 
 import torch
 from rich.progress import track
-from rich.table import Table
 from torch import nn
 
 from compress import search
@@ -36,6 +34,7 @@ from . import results, zoo
 
 RECIPE = Recipe.load({"target": {"channels": True, "residual": True}, "budget": {"macs": "50%"}, "search": {}})
 EXACT = 1e-9
+QUICK = ("resnet18", "mobilenet_v2", "densenet121")
 PLACE = r" \(in [^)]*\)$"  # reasons are counted over all places
 SECONDS = {"ours": 300, "peer": 120}
 
@@ -162,34 +161,29 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def table(ours: dict[str, dict[str, Any]], peer: dict[str, dict[str, Any]]) -> Table:
-    view = Table("model", "groups", "refused", "MACs left", "counted", "difference", "CPU s")
-    for column in ("peer", "MACs left", "difference", "CPU s"):
-        view.add_column(column, style="dim")
-    for name, row in ours.items():
-        cells = [name, *_cells(row)]
-        other = peer.get(name)
-        if other is not None:
-            ok = other["status"] == "ok"
-            cells += [other["status"] if ok else f"{other['status']}: {other['error'][:50]}"]
-            cells += [_number(other, "macs_left", ".1%"), _number(other, "difference", ".0e")]
-            cells += [_number(other, "cpu_seconds", ".1f")]
-        view.add_row(*cells)
-    return view
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    lines = []
+    for name, row in content["ours"].items():
+        other = content["torch-pruning"].get(name, {"status": ""})
+        cells = [name, *_cells(row), other["status"]]
+        cells += [_number(other, "macs_left", ".1%"), _number(other, "difference", ".0e")]
+        lines.append([*cells, _number(other, "cpu_seconds", ".1f")])
+    head = ["model", "groups", "refused", "MACs left", "counted", "difference", "CPU s", "Torch-Pruning"]
+    found = "; ".join(line(tool, part) for tool, part in content["summary"].items())
+    return [results.Sheet([*head, "MACs left", "difference", "CPU s"], lines, found)]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if "offered" not in row:
-        return [f"[red]{row['status']}: {row['error'][:60]}[/]"]
+        return [f"{row['status']}: {row['error'][:60]}", "", "", "", "", ""]
     good = verdict(row)
-    colour = {key: "" if good[key] else "[red]" for key in good}
     equal = ("equal" if good["counted"] else "differs") if good["ok"] else row["status"]
     return [
         str(row["offered"]),
         str(sum(row["refused"].values())),
-        colour["half"] + f"{row['macs_left']:.1%}",
-        colour["counted"] + equal,
-        colour["exact"] + _number(row, "difference", ".0e"),
+        f"{row['macs_left']:.1%}",
+        equal,
+        _number(row, "difference", ".0e"),
         _number(row, "cpu_seconds", ".1f"),
     ]
 
@@ -207,7 +201,7 @@ def line(tool: str, found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.options_of(__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these networks; the result is not stored")
     parser.add_argument("--skip-peer", action="store_true", help="keep the stored rows of Torch-Pruning")
     parser.add_argument("--one", metavar="NAME", choices=zoo.NAMES, help="worker: one network, JSON on the last line")
@@ -216,22 +210,23 @@ def main() -> None:
     if options.one:
         return one(options.one, options.tool)
     console, ours, peer = results.console(), {}, {}
+    names = options.only or (QUICK if options.quick else zoo.NAMES)
     if options.skip_peer:
         stored = results.load("coverage").get("torch-pruning", {})
-        peer = {name: stored[name] for name in options.only or zoo.NAMES if name in stored}
-    for name in track(options.only or zoo.NAMES, "networks", console=console):
+        peer = {name: stored[name] for name in names if name in stored}
+    for name in track(names, "networks", console=console):
         ours[name] = apart(name, "ours")
         if not options.skip_peer:
             peer[name] = apart(name, "peer")
         console.print(name, ours[name]["status"], peer.get(name, {}).get("status", ""))
-    console.print(table(ours, peer))
     found = {"ours": summary(ours)} | ({"torch-pruning": summary(peer)} if peer else {})
-    for tool, content in found.items():
-        console.print(line(tool, content))
-    if not options.only:
-        kept = {"torch-pruning_from_an_earlier_run": options.skip_peer}
-        path = results.save("coverage", kept | {"summary": found, "ours": ours, "torch-pruning": peer})
-        console.print(f"wrote {path.relative_to(results.ROOT)}")
+    kept = {"torch-pruning_from_an_earlier_run": options.skip_peer}
+    content = kept | {"summary": found, "ours": ours, "torch-pruning": peer}
+    if options.only:
+        return console.print(*sheets(content))
+    file = results.named("coverage", options.quick)
+    results.save(file, content)
+    return results.show(file, sheets(content))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What is left of a cut in milliseconds: exported files in onnxruntime, dense and compact in turn.
 
-    python -m benchmarks.deploy [--only resnet50] [--repeats 30]
+    python -m benchmarks.deploy [--quick] [--only resnet50] [--repeats 30]
 
 ResNet-50 and MobileNetV2 (inner channels), Swin-T and ViT-S (queries, keys, values and MLPs), untrained, cut to 50 %
 and 35 % of their MACs by magnitude relative to the group's mean, with `round_to` 1 and 8; batch of one, 224 x 224.
@@ -11,10 +11,8 @@ The operators' times are onnxruntime's own profile with one thread.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
-import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -27,7 +25,6 @@ import onnxruntime as ort
 import timm
 import torch
 import torchvision
-from rich.table import Table
 from torch import nn
 
 from compress import search
@@ -53,6 +50,7 @@ LEFT = ("50%", "35%")
 ROUND_TO = (1, 8)
 MAGNITUDE = Recipe.load({"budget": {"macs": "50%"}, "search": {"method": "magnitude"}})
 BAR = 0.7
+QUICK = ("mobilenet_v2",)
 
 
 def build(name: str) -> nn.Module:
@@ -123,19 +121,9 @@ def measure(name: str, repeats: int) -> dict[str, Any]:
     return files
 
 
-def show(networks: dict[str, Any]) -> Table:
-    table = Table(title="speed-up in onnxruntime as a part of the MAC reduction")
-    for column in (
-        "network",
-        "left, round_to",
-        "MACs left",
-        "1 thread",
-        "2 threads",
-        "1 thread, dense",
-        "slowest to shrink",
-    ):
-        table.add_column(column, justify="left" if column in ("network", "slowest to shrink") else "right")
-    for name, files in networks.items():
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    lines = []
+    for name, files in content["networks"].items():
         dense = files["dense"]
         for label, found in files.items():
             if label == "dense":
@@ -143,15 +131,10 @@ def show(networks: dict[str, Any]) -> Table:
             sides = [found["threads"].get(t) or found["threads"][str(t)] for t in (1, 2)]
             cells = [f"{s['realised']:.2f} ({s['speedup']:.2f}x)" for s in sides]
             before = dense["threads"].get(1) or dense["threads"]["1"]
-            table.add_row(
-                name,
-                label,
-                f"{1 / found['reduction']:.1%}",
-                *cells,
-                f"{before['latency_ms']:.1f} ms",
-                laggards(dense, found),
-            )
-    return table
+            costs = [f"{1 / found['reduction']:.1%}", *cells, f"{before['latency_ms']:.1f} ms", laggards(dense, found)]
+            lines.append([name, label, *costs])
+    head = ("network", "left, round_to", "MACs left", "1 thread", "2 threads", "1 thread, dense", "slowest to shrink")
+    return [results.Sheet(head, lines, "The speed-up as a part of the MAC reduction, and in brackets the speed-up")]
 
 
 def laggards(dense: dict[str, Any], found: dict[str, Any]) -> str:
@@ -164,20 +147,20 @@ def laggards(dense: dict[str, Any], found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.options_of(__doc__)
     parser.add_argument("--only", nargs="*", choices=NETWORKS)
     parser.add_argument("--repeats", type=int, default=30)
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    networks = results.load("deploy").get("networks", {}) if asked.only else {}
-    for name in asked.only or NETWORKS:
-        networks[name] = measure(name, asked.repeats)
-        load = [round(value, 2) for value in os.getloadavg()]  # of others, too: the ratios are of neighbours in time
+    file, repeats = results.named("deploy", asked.quick), 5 if asked.quick else asked.repeats
+    networks = results.load(file).get("networks", {}) if asked.only else {}
+    for name in asked.only or (QUICK if asked.quick else NETWORKS):
+        networks[name] = measure(name, repeats)
         versions = {package: metadata.version(package) for package in ("onnx", "onnxruntime", "onnxslim", "onnxscript")}
-        content = {"versions": versions, "repeats": asked.repeats, "load": load, "bar": BAR, "networks": networks}
-        results.save("deploy", content)
-        results.console().print(show({name: networks[name]}))
-    results.console().print(show(networks))
+        content = {"versions": versions, "repeats": repeats, "bar": BAR, "networks": networks, "seed": 0}
+        results.save(file, content)
+        print(f"{name} done", flush=True)
+    results.show(file, sheets({"networks": networks}))
 
 
 if __name__ == "__main__":

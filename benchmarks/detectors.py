@@ -1,9 +1,7 @@
 """Cascade Mask R-CNN with Swin-T: what scores cost, how long groups take; a small one from end to end on COCO images.
 
-    python -m benchmarks.detectors cost [--repeats 5]
-    python -m benchmarks.detectors coco128 [--steps 120] [--data FOLDER]
-    python -m benchmarks.detectors onnx [--steps 120] [--images 48] [--data FOLDER]
-    python -m benchmarks.detectors onnx_full [--data FOLDER]
+    python -m benchmarks.detectors [--quick] [cost] [coco128] [onnx] [onnx_full] [--data FOLDER]
+                                   [--repeats 5] [--steps 120] [--images 48]
 
 `cost` takes the full detector and one image. A training step samples 64 regions a stage and not 512, which leaves the
 backbone, where the scores stand, a larger part of the time than it has in practice. `coco128` trains a detector with
@@ -14,7 +12,6 @@ trains the same one, cuts it without further training, and compares the detectio
 
 from __future__ import annotations
 
-import argparse
 import copy
 import tempfile
 import time
@@ -32,7 +29,6 @@ from compress.recipe import Recipe, Target, Timing
 from compress.search import Job, search_class
 
 from . import results
-from .data import add_option
 from .search_cost import Step, peak
 
 # isort: split
@@ -300,14 +296,15 @@ def _said(report: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["cost", "coco128", "onnx", "onnx_full"])
+    parser = results.options_of(__doc__, data=True)
+    parser.add_argument("what", nargs="*", help="cost, coco128, onnx, onnx_full; all if none is named")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--images", type=int, default=48)
     parser.add_argument("--threads", type=int, default=1)
-    add_option(parser)
     options = parser.parse_args()
+    if options.quick:
+        options.what, options.steps, options.images = ["onnx"], 4, 2
     torch.set_num_threads(options.threads)
     folder = options.data / "coco128"
     runs = {
@@ -316,9 +313,39 @@ def main() -> None:
         "onnx": lambda: onnx(folder, options.steps, options.images),
         "onnx_full": lambda: onnx_full(folder),
     }
-    found = runs[options.what]()
-    results.console().print(found)
-    results.save("detectors", results.load("detectors") | {options.what: found})
+    file = results.named("detectors", options.quick)
+    for name in options.what or runs:
+        results.save(file, results.load(file) | {name: runs[name](), "seed": 0})
+    results.show(file, sheets(results.load(file)))
+
+
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    found = []
+    if run := content.get("cost"):
+        low, high = min(run["step_times"]), max(run["step_times"])
+        lines = [
+            ["step of netslim, time of a plain one's", f"{run['step_time']:.2f} ({low:.2f} to {high:.2f})"],
+            ["the same, memory", f"{run['step_memory']:.2f}"],
+            ["finding groups and slicing, in forward passes", f"{run['groups_and_slice_in_forwards']:.2f}"],
+        ]
+        found.append(results.Sheet(("Cascade Mask R-CNN with Swin-T, one image", "measured"), lines))
+    if run := content.get("coco128"):
+        lines = [[f"AP50, {name}", f"{value:.1%}"] for name, value in run["mAP_50"].items()]
+        lines.append(["parameters left", f"{run['params'][1] / run['params'][0]:.1%}"])
+        lines.append(["MACs left", f"{run['macs'][1] / run['macs'][0]:.1%}"])
+        same = "all the same bits" if run["boxes_equal"] else "not the same"
+        lines.append(["boxes by `init_detector` against ours", f"{run['boxes_compared']}, {same}"])
+        found.append(results.Sheet(("a narrow one on coco128, from end to end", "measured"), lines))
+    files = {k: v for k, v in content.get("onnx", {}).items() if isinstance(v, dict)}
+    files |= {"full, dense": content["onnx_full"]} if "onnx_full" in content else {}
+    lines = []
+    for name, run in files.items():
+        cells = [f"{run['bytes'] / 1e6:.0f} MB", str(run["nodes"]), f"{run['onnxruntime_ms']:.0f} ms"]
+        if seen := run.get("detections"):
+            cells += [str(seen["compared"]), f"{seen['pixels']:.0e} px", f"{seen['score']:.0e}"]
+        lines.append([name, *cells, *[""] * (6 - len(cells))])
+    head = ("file", "size", "nodes", "onnxruntime", "detections compared", "boxes off by", "scores off by")
+    return [*found, results.Sheet(head, lines)] if lines else found
 
 
 if __name__ == "__main__":

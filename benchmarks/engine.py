@@ -1,7 +1,6 @@
 """What checkpoints and tracking cost, and whether two processes are as fast as one with as many threads.
 
-    python -m benchmarks.engine cost [--minutes 4]
-    python -m benchmarks.engine processes [--repeats 5]
+    python -m benchmarks.engine [--quick] [cost] [processes] [--minutes 4] [--repeats 5]
 
 ResNet-20 on images of CIFAR-10's size. `cost` runs netslim with a working directory and TensorBoard at the default
 interval, and adds up the time inside of both. `processes` makes the same netslim steps on 128 images, in one process
@@ -10,7 +9,6 @@ with two threads and in two on gloo with one thread each, in turn.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -117,17 +115,33 @@ def processes(repeats: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["cost", "processes", "steps"])
+    parser = results.options_of(__doc__)
+    parser.add_argument("what", nargs="*", help="cost, processes; both if none is named; steps: worker")
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    if options.what == "steps":
+    if options.what == ["steps"]:
         return steps()
-    found = cost(options.minutes) if options.what == "cost" else processes(options.repeats)
-    results.console().print(found)
-    results.save("engine", results.load("engine") | {options.what: found})
-    return None
+    minutes, repeats = (0.2, 1) if options.quick else (options.minutes, options.repeats)
+    runs = {"cost": lambda: cost(minutes), "processes": lambda: processes(repeats)}
+    file = results.named("engine", options.quick)
+    for name in options.what or runs:
+        results.save(file, results.load(file) | {name: runs[name]()})
+    return results.show(file, sheets(results.load(file)))
+
+
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    found, lines = {name: content.get(name) for name in ("cost", "processes")}, []
+    if cost := found["cost"]:
+        lines.append(["steps of the run", str(cost["steps"])])
+        lines += [[f"part of its time: {name}", f"{part:.2%}"] for name, part in cost["part"].items()]
+    if both := found["processes"]:
+        speeds = both["images_per_second"]
+        lines.append(["images a second: one process, two threads", f"{speeds['one']:.0f}"])
+        lines.append(["images a second: two processes, a thread each", f"{speeds['two']:.0f}"])
+        low, high = min(both["each"]), max(both["each"])
+        lines.append(["two against one", f"{both['throughput_of_two']:.2f} ({low:.2f} to {high:.2f})"])
+    return [results.Sheet(("ResNet-20, netslim", "measured"), lines)]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """LeNet-300-100 and LeNet-5 compressed as in tables S4 and S5 of BayesNAS: architecture, error, multiply-adds.
 
-    python -m benchmarks.lenet [--data MNIST_FOLDER] [--epochs 8] [--search 12] [--tune 6] [--seed 0]
+    python -m benchmarks.lenet [--quick] [--data MNIST_FOLDER] [--epochs 8] [--search 12] [--tune 6] [--seed 0]
 
 `--data` is a folder with MNIST's four files (train-images-idx3-ubyte and so on, packed or not). By default it is
 Fashion-MNIST from Debian's package dataset-fashion-mnist, or else scikit-learn's digits, enlarged; neither is MNIST, so
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -136,7 +135,7 @@ def measure(name: str, data: list[Tensor], options: argparse.Namespace) -> list[
     shown, macs = architecture(dense, dense)
     rows = [{"gamma": None, "architecture": shown, "error": error(dense, test_x, test_y), "mflops": 2 * macs / 1e6}]
     method, structure, intensities = INTENSITIES[name]
-    for gamma in intensities:
+    for gamma in intensities[2:3] if options.quick else intensities:
         search = {"method": method, "structure": structure, "gamma": gamma, "epochs": options.search, "lr": 0.02}
         recipe = {"budget": "auto", "search": search, "target": {"min_keep": 1}, "timing": {"repeats": 3}}
         try:
@@ -162,7 +161,7 @@ def measure(name: str, data: list[Tensor], options: argparse.Namespace) -> list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.options_of(__doc__)
     parser.add_argument("--data", type=Path, default=None, help="folder of MNIST's files")
     parser.add_argument("--epochs", type=int, default=8, help="of training the dense network")
     parser.add_argument("--search", type=int, default=12)
@@ -172,23 +171,36 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    file = results.named("lenet", options.quick)
+    if options.quick:
+        options.epochs, options.search, options.tune, options.images = 1, 2, 1, 2000
     title, data = load(options.data)
     data[:2] = [part[: options.images] for part in data[:2]]
     found = {}
     for name in NETWORKS:
         found[name] = measure(name, data, options)
-        table = Table("row", "data", "architecture", "error %", "FLOPs (M)", title=name)
-        for row, shown, wrong, flops in PAPER[name]:
-            table.add_row(f"paper, {row}", "MNIST", shown, f"{wrong:.2f}", f"{flops:.2f}")
-        for row in found[name]:
-            label = "dense" if row["gamma"] is None else f"gamma {row['gamma']:g}"
-            if "refused" in row:
-                table.add_row(label, title, "refused", "-", "-")
-            else:
-                table.add_row(label, title, row["architecture"], f"{row['error']:.2f}", f"{row['mflops']:.3f}")
-        results.console().print(table)
         settings = {k: v for k, v in vars(options).items() if k != "data"}
-        results.save("lenet", {"data": title, "settings": settings, "paper": PAPER, "networks": found})
+        content = {"data": title, "settings": settings, "paper": PAPER, "networks": found}
+        results.save(file, content)
+    results.show(file, sheets(content))
+
+
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    found = []
+    for name, rows in content["networks"].items():
+        lines = [
+            [f"paper, {row}", "MNIST", shown, f"{wrong:.2f}", f"{flops:.2f}"]
+            for row, shown, wrong, flops in content["paper"][name]
+        ]
+        for row in rows:
+            label = "dense" if row["gamma"] is None else f"gamma {row['gamma']:g}"
+            shown = ["refused", "-", "-"]
+            if "refused" not in row:
+                shown = [row["architecture"], f"{row['error']:.2f}", f"{row['mflops']:.3f}"]
+            lines.append([label, content["data"], *shown])
+        head = ("row", "data", "architecture", "error after fine-tuning, %", "FLOPs (M)")
+        found.append(results.Sheet(head, lines, name))
+    return found
 
 
 if __name__ == "__main__":

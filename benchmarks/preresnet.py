@@ -1,6 +1,6 @@
 """PreResNet-164 with 40 % and 60 % of its channels pruned: multiply-adds, against table 4.1 of the thesis.
 
-    python -m benchmarks.preresnet [--data FOLDER] [--train 120] [--search 40]
+    python -m benchmarks.preresnet [--quick] [--data FOLDER] [--train 120] [--search 40]
 
 F. Xue, Relaxation and Optimization for Automated Learning of Neural Network Architectures, 2022, section 4.2.2.
 "40 % of the channels" are not the same ones there and here. Network slimming counts 12112: 4032 inner channels, two
@@ -25,7 +25,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from rich.table import Table
 from torch.utils.data import DataLoader, TensorDataset
 
 import compress
@@ -161,14 +160,14 @@ def briefly_trained(images: TensorDataset, steps: int) -> PreResNet:
 def searched(options: argparse.Namespace) -> list[dict[str, Any]]:
     """The splits that short searches find, by the thesis' fixed penalty and by the pull that follows the budget."""
     train = TensorDataset(*data.cifar10(options.data, "train", 32 * options.train))
-    val = DataLoader(TensorDataset(*data.cifar10(options.data, "test", 500)), 100)
+    val = DataLoader(TensorDataset(*data.cifar10(options.data, "test", 100 if options.quick else 500)), 100)
     start = time.perf_counter()
     model = briefly_trained(train, options.train)
     print(f"trained in {time.perf_counter() - start:.0f} s", flush=True)
     cost = inner_groups(model).cost
     rows = []
-    for prc in TABLE["cifar10"]:
-        for gamma in (1e-4, "auto"):
+    for prc in [*TABLE["cifar10"]][: 1 if options.quick else None]:
+        for gamma in ("auto",) if options.quick else (1e-4, "auto"):
             search = {"method": "rarts", "epochs": f"{options.search} steps", "lr": 0.1, "gamma": gamma}
             recipe = {
                 "target": TARGET,
@@ -192,30 +191,32 @@ def searched(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    data.add_option(parser)
+    parser = results.options_of(__doc__, data=True)
     parser.add_argument("--train", type=int, default=120, help="steps of 32 images from random weights")
     parser.add_argument("--search", type=int, default=40, help="steps of two times 16 images")
     options = parser.parse_args()
+    file = results.named("preresnet", options.quick)
+    if options.quick:
+        options.train, options.search = 2, 2
     rows = counted()
-    content = {"thesis": TABLE, "train_steps": options.train, "search_steps": options.search}
-    results.save("preresnet", content | {"rows": rows})
+    content = {"thesis": TABLE, "train_steps": options.train, "search_steps": options.search, "seed": 0}
+    results.save(file, content | {"rows": rows})
     rows += searched(options)
-    results.save("preresnet", content | {"rows": rows})
-    table = Table("split", "pruned", "MACs", "of dense", "table 4.1", "parameters", "channels", "left by stage")
+    results.save(file, content | {"rows": rows})
+    results.show(file, sheets({"rows": rows}))
+
+
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    rows, lines = content["rows"], []
     for row in rows:
         said = TABLE["cifar10"].get(row["prc"])
-        table.add_row(
-            row["split"],
-            f"{row['prc']} %",
-            f"{row['macs'] / 1e8:.3f}e8",
-            f"{row['macs'] / rows[0]['macs']:.1%}",
-            "2.48e8" if said is None else f"{said / 1e8:.2f}e8",
-            f"{row['params'] / 1e6:.2f} M",
-            f"{row['dims']} of {row['of']}",
-            " ".join(f"{left:.0%}" for left in row["left_by_stage"].values()),
-        )
-    results.console().print(table)
+        macs = [f"{row['macs'] / 1e8:.3f}e8", f"{row['macs'] / rows[0]['macs']:.1%}"]
+        thesis = "2.48e8" if said is None else f"{said / 1e8:.2f}e8"
+        sizes = [f"{row['params'] / 1e6:.2f} M", f"{row['dims']} of {row['of']}"]
+        stages = " ".join(f"{left:.0%}" for left in row["left_by_stage"].values())
+        lines.append([row["split"], f"{row['prc']} %", *macs, thesis, *sizes, stages])
+    head = ("split", "pruned", "MACs", "of dense", "table 4.1", "parameters", "channels", "left by stage")
+    return [results.Sheet(head, lines)]
 
 
 if __name__ == "__main__":

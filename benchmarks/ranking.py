@@ -1,6 +1,6 @@
 """How dimensions of different groups are compared: which ranking serves which scores best.
 
-    python -m benchmarks.ranking [--data FOLDER] [--seeds 3] [--search 300] [--finetune 200]
+    python -m benchmarks.ranking [--quick] [--data FOLDER] [--seeds 3] [--search 300] [--finetune 200]
 
 CIFAR-10 ResNet-20, half of the MACs left. Each method finds its scores once per seed; every ranking
 cuts by the same scores, and every compact network is fine-tuned alike with the dense one as its teacher.
@@ -11,11 +11,9 @@ from __future__ import annotations
 import argparse
 import copy
 from itertools import product
-from statistics import mean, stdev
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch.utils.data import DataLoader, TensorDataset
 
 import compress
@@ -29,7 +27,7 @@ from compress.recipe import Recipe
 from compress.search import Job, search_class
 from compress.slicing import slice_
 
-from . import data, results
+from . import data, methods, results
 from .models import cifar_resnet
 
 RANKINGS = ("global", "group", "cost")
@@ -39,6 +37,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "taylor": {"method": "taylor"},
     "netslim": {"method": "netslim", "epochs": 1, "lr": 0.02, "gamma": 1e-4},
 }
+QUICK = ("magnitude", "taylor")
 TARGETS = {"channels": {}, "channels + residual": {"residual": True}}
 
 
@@ -95,41 +94,40 @@ def one(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    data.add_option(parser)
+    parser = results.options_of(__doc__, data=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--search", type=int, default=300)
     parser.add_argument("--finetune", type=int, default=200)
     options = parser.parse_args()
+    chosen, cuts, count = METHODS, TARGETS, 5000
+    if options.quick:
+        options.seeds, options.search, options.finetune, count = 1, 8, 8, 1000
+        chosen, cuts = ({k: some[k] for k in names} for some, names in ((METHODS, QUICK), (TARGETS, ["channels"])))
+    file = results.named("ranking", options.quick)
     train = DataLoader(data.Flipped(*data.cifar10(options.data, "train", 20000)), 128, shuffle=True, drop_last=True)
-    val = DataLoader(TensorDataset(*data.cifar10(options.data, "test", 5000)), 500)
+    val = DataLoader(TensorDataset(*data.cifar10(options.data, "test", count)), 500)
     task = compress.Classification(train, val)
     rows = []
     for seed in range(options.seeds):
-        for name, method in METHODS.items():
-            for cut, target in TARGETS.items():
+        for name, method in chosen.items():
+            for cut, target in cuts.items():
                 for row in one(method, target, seed, options, task):
                     rows.append({"method": name, "cut": cut, "seed": seed, **row})
                     print(rows[-1], flush=True)
-            results.save("ranking", {"search_steps": options.search, "finetune_steps": options.finetune, "rows": rows})
-    table = Table("method", "cut", "ranking", "right after the cut", "after fine-tuning", "narrowest group")
+            results.save(file, {"search_steps": options.search, "finetune_steps": options.finetune, "rows": rows})
+    results.show(file, sheets({"rows": rows}))
+
+
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    lines = []
     for name, cut, ranking in product(METHODS, TARGETS, RANKINGS):
-        mine = [r for r in rows if (r["method"], r["cut"], r["ranking"]) == (name, cut, ranking)]
-        table.add_row(
-            name,
-            cut,
-            ranking,
-            *(
-                f"{100 * mean(r[k] for r in mine):.1f} ± {_spread([r[k] for r in mine]):.1f}"
-                for k in ("sliced", "tuned")
-            ),
-            f"{min(r['narrowest'] for r in mine):.0%}",
-        )
-    results.console().print(table)
-
-
-def _spread(values: list[float]) -> float:
-    return 100 * stdev(values) if len(values) > 1 else 0.0
+        mine = [r for r in content["rows"] if (r["method"], r["cut"], r["ranking"]) == (name, cut, ranking)]
+        if mine:
+            measured = [methods.percents([r[key] for r in mine]) for key in ("sliced", "tuned")]
+            narrowest = f"{min(r['narrowest'] for r in mine):.0%}"
+            lines.append([name, cut, ranking, *measured, narrowest, str(len(mine))])
+    head = ("method", "cut", "ranking", "right after the cut, %", "fine-tuned, %", "narrowest group", "seeds")
+    return [results.Sheet(head, lines)]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a search costs: time per training sample and peak memory, relative to a plain training loop.
 
-    python -m benchmarks.search_cost [--repeats 15] [--threads 1] [--network vit_s] [--only curvature]
+    python -m benchmarks.search_cost [--quick] [--repeats 15] [--threads 1] [--network vit_s] [--only curvature]
 
 CIFAR ResNet-20 with batches of 128, a small ViT, and ViT-S with the dimensions of attention and MLPs scored, by few
 searches only since its steps are long. What `--network` does not name keeps the results it has. The plain loop is
@@ -11,12 +11,11 @@ allocator reports it.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +24,6 @@ import numpy as np
 import timm
 import torch
 import torch.nn.functional as F
-from rich.table import Table
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -57,6 +55,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "bayesnas": {"method": "bayesnas", "gamma": 1e-2},
     "bayesnas auto": {"method": "bayesnas"},
 }
+QUICK = ("netslim", "netslim auto", "rarts fused")
 Step = Callable[[], int]  # makes a step, and returns how many batches it was
 
 
@@ -235,39 +234,56 @@ def spearman(a: Tensor, b: Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = results.options_of(__doc__, data=True)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", choices=["curvature", "searches"], default=None)
     parser.add_argument("--network", choices=[*NETWORKS], action="append", help="this one alone; may be given again")
-    data.add_option(parser)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    file = results.named("search_cost", options.quick)
+    if options.quick:
+        options.network, options.repeats = ["resnet20"], 3
     if options.only != "searches" and not options.network:
         row = curvature(options.repeats, options.data)
         print("curvature of the scores:", row, flush=True)
-        results.save("search_cost", results.load("search_cost") | {"curvature": row})
+        results.save(file, results.load(file) | {"curvature": row})
     if options.only == "curvature":
         return
-    found: dict[str, Any] = results.load("search_cost").get("networks", {})
+    found: dict[str, Any] = results.load(file).get("networks", {})
     for name in options.network or NETWORKS:
         network = NETWORKS[name]
+        network = replace(network, searches=QUICK) if options.quick else network
         rows = measure(network, options.repeats)
         found[network.title] = {"threads": options.threads, "repeats": options.repeats, "rows": rows}
-        results.save("search_cost", results.load("search_cost") | {"networks": found})
-        table = Table("search", "ms per sample", "time", "quartiles", "memory", "bars (time, memory)")
-        table.title = network.title
-        for row in rows:
+        results.save(file, results.load(file) | {"networks": found, "seed": 0})
+        print(f"{network.title} done", flush=True)
+    results.show(file, sheets(results.load(file)))
+
+
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    found = []
+    for title, network in content["networks"].items():
+        lines = []
+        for row in network["rows"]:
             low, high = row["time_quartiles"]
-            table.add_row(
-                row["search"],
-                f"{row['ms_per_sample']:.2f}",
-                f"{row['time']:.3f}",
-                f"{low:.3f} .. {high:.3f}",
-                f"{row['memory']:.3f}",
-                ", ".join("-" if b is None else f"{b}" for b in network.bars.get(row["search"], (None, None))),
-            )
-        results.console().print(table)
+            times = [f"{row['ms_per_sample']:.2f}", f"{row['time']:.3f}", f"{low:.3f} to {high:.3f}"]
+            lines.append([row["search"], *times, f"{row['memory']:.3f}"])
+        threads = f"{network['threads']} thread{'s' * (network['threads'] > 1)}, {network['repeats']} steps each"
+        head = ("search", "ms per sample", "time", "its quartiles", "memory")
+        found.append(results.Sheet(head, lines, f"{title} ({threads}; time and memory of the plain loop are 1)"))
+    if row := content.get("curvature"):
+        ranks = " to ".join(f"{value:.2f}" for value in (min(row["spearman"]), max(row["spearman"])))
+        lines = [
+            ["part of the epoch that it closes", f"{row['part_of_epoch']:.1%}"],
+            ["memory, of a training step's", f"{row['memory']:.2f}"],
+            [f"Spearman with the full ranking, of {row['samples']} images", ranks],
+            ["the same of two halves of all images", f"{row['spearman_of_halves']:.2f}"],
+            ["the same of the paper's estimate", f"{row['spearman_paper']:.2f}"],
+            ["size of the paper's estimate", f"{row['ratio_paper']:.3f}"],
+        ]
+        found.append(results.Sheet(("curvature of bayesnas, trained ResNet-20", "measured"), lines))
+    return found
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """RARTS and its rivals on a ViT: 40 % of the Q/K/V and MLP dimensions cut, right after the cut and fine-tuned.
 
-    python -m benchmarks.transformer [--data FOLDER] [--seeds 3] [--out FOLDER]
+    python -m benchmarks.transformer [--quick] [--data FOLDER] [--seeds 3] [--out FOLDER]
 
 A small ViT (128 wide, 6 blocks, 4 heads, 16 tokens from a stem of convolutions; benchmarks/vit.py) is trained on
 CIFAR-10 first, a quarter of an hour on one core, and kept in `--out`. Every search reads the same number of batches,
@@ -11,23 +11,26 @@ far as the method leaves it. Fixed gamma is l1 of that strength, auto the pull t
 Settings were chosen on images of the training split that are not trained on (`--validate` measures there), for each
 method its own ranking and rate of fine-tuning. The table is measured on the second half of the test images, which no
 choice has seen: three rows on the first half made us try lower rates. A run that was stopped goes on where it was.
+`--quick` prunes a network that is not trained at all.
 """
 
 from __future__ import annotations
 
+import argparse
 from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import torch
-from rich.table import Table
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import compress
 from compress.report import bar
 
 from . import data, methods, results, vit
+from .models import cifar_vit
 
 BATCH, SEARCH, TUNE = 64, 100, 100  # batches that a search and a fine-tuning read
 CUTS = {"dims 60%": {"dims": "60%"}, "MACs 30%": {"macs": "30%"}}  # what is left
@@ -49,11 +52,17 @@ RANKING = {"dims 60%": "global", "MACs 30%": "group"}  # of magnitudes, the best
 ROWS = {f"{cut}: {name}": (cut, name) for cut in CUTS for name in METHODS}
 
 
-def recipe(row: str, seed: int) -> dict[str, Any]:
+QUICK = ("MACs 30%: magnitude", "MACs 30%: rarts")
+
+
+def recipe(row: str, seed: int, quick: bool) -> dict[str, Any]:
     cut, name = ROWS[row]
     search = METHODS[name] | ({"ranking": RANKING[cut]} if name.startswith("magnitude") else {})
     tune = TRAINED | {"epochs": f"{TUNE + MORE.get(name, 0)} steps", "best": False}
     tune |= {} if name in FULL[cut] else {"lr": GENTLE}
+    if quick:
+        tune["epochs"] = "10 steps"
+        search |= {"epochs": "10 steps"} if "epochs" in search else {}
     return {
         "target": {"channels": False, "attention": True, "mlp": True},
         "budget": CUTS[cut],
@@ -76,9 +85,11 @@ def one(job: methods.Job) -> methods.Row:
     name, seed, options = job
     torch.set_num_threads(1)
     train, held = images(options.data, options.validate)
-    dense = vit.trained(options.data, options.out)
+    dense = _dense(options)
     batches, val = DataLoader(train, BATCH, shuffle=True, drop_last=True), DataLoader(held, 500)
-    report = compress.prune(dense, recipe(name, seed), train=batches, val=val, device="cpu", quiet=True).report
+    report = compress.prune(
+        dense, recipe(name, seed, options.quick), train=batches, val=val, device="cpu", quiet=True
+    ).report
     attention = [g for g in report.groups if g.kind == "attention"]
     return {
         "method": name,
@@ -94,14 +105,21 @@ def one(job: methods.Job) -> methods.Row:
     }
 
 
+def _dense(options: argparse.Namespace) -> nn.Module:
+    torch.manual_seed(0)
+    return cifar_vit().eval() if options.quick else vit.trained(options.data, options.out)
+
+
 def main() -> None:
     parser = methods.options_of(__doc__, workers=1)
+    parser.add_argument("--quick", action="store_true", help="two methods, one seed, few steps, random weights")
     parser.add_argument("--out", type=Path, default=Path.home() / ".cache" / "compress", help="where weights are kept")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dense = vit.trained(options.data, options.out)
-    file = "transformer_validation" if options.validate else "transformer"
-    known = results.load(file)
+    dense = _dense(options)
+    options.seeds = 1 if options.quick else options.seeds
+    file = results.named("transformer_validation" if options.validate else "transformer", options.quick)
+    known = {} if options.quick else results.load(file)
     settings = {"batch": BATCH, "search_batches": SEARCH, "finetune_batches": TUNE, "methods": METHODS, "more": MORE}
     settings |= {
         "cuts": CUTS,
@@ -112,31 +130,33 @@ def main() -> None:
         "weights": vit.digest(dense),
     }
     rows: list[methods.Row] = known["rows"] if known == known | settings else []  # others' weights, others' rows
-    for row in methods.rows_of(one, ROWS, options, list(rows)):
+    for row in methods.rows_of(one, QUICK if options.quick else ROWS, options, list(rows)):
         rows.append(row)
         print(row, flush=True)
         results.save(file, settings | {"rows": rows})
-    show(rows)
+    results.show(file, sheets({"rows": rows}))
 
 
-def show(rows: list[methods.Row]) -> None:
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
     """The tables, and what each layer has left."""
+    rows, found = content["rows"], []
+    head = ("method", "right after the cut, %", "fine-tuned, %", "parameters", "MACs", "attention", "seeds", "seconds")
     for cut in CUTS:
-        title = f"{cut} left; dense {rows[0]['dense']:.1%}"
-        table = Table("method", "right after the cut", "fine-tuned", "parameters", "MACs", "attention", "seeds", "s")
+        lines = []
         for row, (where, name) in ROWS.items():
             if where == cut and (mine := [r for r in rows if r["method"] == row]):
                 measured = [methods.percents([r[key] for r in mine]) for key in ("sliced", "tuned")]
                 costs = [f"{mean(r[key] for r in mine):.1%}" for key in ("params", "macs", "attention")]
-                table.add_row(name, *measured, *costs, str(len(mine)), methods.spent(mine))
-        table.title = title
-        results.console().print(table)
+                lines.append([name, *measured, *costs, str(len(mine)), methods.spent(mine)])
+        if lines:
+            found.append(results.Sheet(head, lines, f"{cut} left; dense {rows[0]['dense']:.1%}"))
     first = [r for r in rows if r["seed"] == 0 and ROWS[r["method"]][1] == "rarts"]
-    title = "dimensions that rarts leaves, seed 0 (figure 4.2 of the thesis)"
-    layers = Table("layer", *(r["method"] for r in first), title=title)
-    for layer in first[0]["left"] if first else ():
-        layers.add_row(layer, *(f"{bar(r['left'][layer], 20)} {r['left'][layer]:.0%}" for r in first))
-    results.console().print(layers)
+    title = "Dimensions that rarts leaves, seed 0 (as figure 4.2 of the thesis)"
+    layers = [
+        [layer, *(f"{bar(r['left'][layer], 20)} {r['left'][layer]:.0%}" for r in first)]
+        for layer in (first[0]["left"] if first else ())
+    ]
+    return [*found, results.Sheet(("layer", *(r["method"] for r in first)), layers, title)] if first else found
 
 
 if __name__ == "__main__":

@@ -57,7 +57,9 @@ def made_up(groups: int = 8, trained: bool = True) -> Report:
         report.machine = {"device": "cpu", "threads": 2}
         for step in range(0, 1001, 25):
             spread = {name: np.quantile(values, np.linspace(0, 1, 11)).tolist() for name, values in importance.items()}
-            every = np.quantile(sum(importance.values(), []), np.linspace(0, 1, 21)).tolist()
+            every = np.quantile(
+                [value for values in importance.values() for value in values], np.linspace(0, 1, 21)
+            ).tolist()
             widest = dict(sorted(spread.items(), key=lambda pair: -len(importance[pair[0]]))[:9])
             report.scores.append({"stage": "search", "step": step, "all": every, "groups": widest})
         for step in range(1000):
