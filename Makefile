@@ -12,12 +12,9 @@ quickstart: $(STAMP)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests compress exporters README.md docs
 
-# Quick versions, about 20 minutes on 2 cores; `python -m benchmarks.NAME` without --quick is what the README shows.
+# Quick versions, 20 minutes at the most on 2 cores; `python -m benchmarks.NAME` without --quick is what docs/results.md shows.
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.scale --quick --repeats 1
-	$(BIN)/python -m benchmarks.accuracy --quick
-	$(BIN)/python -m benchmarks.vs_scratch --quick
-	$(BIN)/python -m benchmarks.engine cost --minutes 1
+	$(BIN)/python -m benchmarks
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

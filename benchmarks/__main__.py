@@ -3,8 +3,7 @@
     python -m benchmarks [--only NAME ...] [--data FOLDER]
 
 Each is `python -m benchmarks.NAME --quick`; its output goes to results/NAME_quick.log, its table to NAME_quick.md.
-What the quick versions find is too little to go by. `python -m benchmarks.NAME` without `--quick` is what docs/results.md
-shows.
+What the quick versions find is too little to go by; docs/results.md shows what `python -m benchmarks.NAME` finds.
 """
 
 from __future__ import annotations
