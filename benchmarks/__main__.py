@@ -9,6 +9,7 @@ What the quick versions find is too little to go by; docs/results.md shows what 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -26,9 +27,14 @@ def run(name: str, folder: Path) -> bool:
     command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", *given]
     results.FOLDER.mkdir(exist_ok=True)
     with (results.FOLDER / f"{name}{results.QUICK}.log").open("w", encoding="utf-8") as log:
-        return (
-            subprocess.run(command, cwd=results.ROOT, stdout=log, stderr=subprocess.STDOUT, check=False).returncode == 0
-        )
+        done = subprocess.run(command, cwd=results.ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)
+    return done.returncode == 0
+
+
+def _cpu() -> float:
+    """Seconds that processes of ours have computed: what tells on a machine that others use, too."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def main() -> int:
@@ -40,13 +46,14 @@ def main() -> int:
     begin, failed = time.perf_counter(), []
     for number, name in enumerate(options.only, 1):
         print(f"[{number}/{len(options.only)}] {name} ...", end=" ", flush=True)
-        start = time.perf_counter()
+        start, spent = time.perf_counter(), _cpu()
         done = run(name, folder)
         said = "" if done else f", FAILED: see benchmarks/results/{name}{results.QUICK}.log"
-        print(f"{time.perf_counter() - start:.0f} s{said}", flush=True)
+        print(f"{time.perf_counter() - start:.0f} s ({_cpu() - spent:.0f} s of CPU){said}", flush=True)
         failed += [] if done else [name]
+    minutes = (time.perf_counter() - begin) / 60
     print(
-        f"{len(options.only) - len(failed)} of {len(options.only)} in {(time.perf_counter() - begin) / 60:.1f} minutes"
+        f"{len(options.only) - len(failed)} of {len(options.only)} in {minutes:.1f} minutes, {_cpu() / 60:.1f} of CPU"
     )
     return 1 if failed else 0
 

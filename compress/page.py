@@ -63,7 +63,8 @@ td:nth-child(n+3),th:nth-child(n+3),.sides td+td,.sides th+th{text-align:right}
 .bar .kept{background:var(--kept)}.bar .cut{background:var(--cut)}.bar .pale{background:var(--pale)}
 td:nth-child(2){min-width:4.6rem}body>details{margin:.8rem 0}summary{cursor:pointer;font-weight:600;margin-bottom:.3rem}
 pre{margin:0;overflow-x:auto;columns:17rem;font:.85rem/1.45 ui-monospace,Menlo,monospace}
-@media print{body{background:none;padding:0;font-size:11px}.card,figure,tr{break-inside:avoid}
+@media print{body{background:none;padding:0;font-size:11px}h2,h2+p{break-after:avoid}
+.card,figure,tr{break-inside:avoid}
 *{print-color-adjust:exact}pre{white-space:pre-wrap}details::details-content{content-visibility:visible}}
 """
 HEAD = f"""<!DOCTYPE html>
