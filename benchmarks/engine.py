@@ -29,7 +29,7 @@ from compress.processes import join, rank, world
 from . import results
 from .models import CifarResNet
 
-STEPS, BATCH = 30, 128
+STEPS, FEW, BATCH = 30, 6, 128  # FEW: of a quick run
 
 
 def images(count: int) -> TensorDataset:
@@ -37,7 +37,7 @@ def images(count: int) -> TensorDataset:
     return TensorDataset(torch.randn(count, 3, 32, 32, generator=random), torch.randint(0, 10, (count,)))
 
 
-def cost(minutes: float) -> dict[str, Any]:
+def cost(minutes: float, least: int) -> dict[str, Any]:
     spent = {"checkpoints": 0.0, "tracking": 0.0}
     counts = {"checkpoints": 0, "tracking": 0}
 
@@ -56,11 +56,11 @@ def cost(minutes: float) -> dict[str, Any]:
     timed("checkpoints", "save")
     timed("tracking", "record")
     model, loader = CifarResNet(20), DataLoader(images(2048), BATCH, shuffle=True)
-    probe = {"budget": {"macs": "50%"}, "search": {"method": "netslim", "epochs": f"{STEPS} steps"}}
+    probe = {"budget": {"macs": "50%"}, "search": {"method": "netslim", "epochs": f"{least} steps"}}
     start = time.perf_counter()
     compress.prune(model, probe, train=loader, quiet=True)
-    each = (time.perf_counter() - start) / STEPS
-    steps = max(STEPS, int(60 * minutes / each))
+    each = (time.perf_counter() - start) / least
+    steps = max(least, int(60 * minutes / each))
     recipe = {
         **probe,
         "search": {"method": "netslim", "epochs": f"{steps} steps"},
@@ -76,26 +76,29 @@ def cost(minutes: float) -> dict[str, Any]:
     return {"steps": steps, "seconds": whole, "counts": counts, "part": parts, "together": sum(parts.values())}
 
 
-def steps() -> None:
+def steps(count: int) -> None:
     """Make the steps in this process and its peers; the first prints how long they took."""
     join(cpu=True)
     torch.set_num_threads(2 // world())
     recipe = {
         "budget": {"macs": "50%"},
-        "search": {"method": "netslim", "epochs": f"{STEPS} steps"},
+        "search": {"method": "netslim", "epochs": f"{count} steps"},
         "timing": {"repeats": 3},
     }
     loader = DataLoader(images(2048), BATCH // world(), shuffle=True)
     compress.prune(
-        CifarResNet(20), {**recipe, "search": {"method": "netslim", "epochs": "5 steps"}}, train=loader, quiet=True
+        CifarResNet(20),
+        {**recipe, "search": {"method": "netslim", "epochs": f"{min(5, count)} steps"}},
+        train=loader,
+        quiet=True,
     )
     found = compress.prune(CifarResNet(20), recipe, train=loader, quiet=True)
     if rank() == 0:
         print(json.dumps(found.report.seconds["search"]))
 
 
-def processes(repeats: int) -> dict[str, Any]:
-    one = [sys.executable, "-m", "benchmarks.engine", "steps"]
+def processes(repeats: int, count: int) -> dict[str, Any]:
+    one = [sys.executable, "-m", "benchmarks.engine", "steps", *["--quick"] * (count == FEW)]
     two = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *one[1:]]
     seconds: dict[str, list[float]] = {"one": [], "two": []}
     for _ in range(repeats):
@@ -106,9 +109,9 @@ def processes(repeats: int) -> dict[str, Any]:
             seconds[name].append(float(done.stdout.splitlines()[-1]))
     ratios = [a / b for a, b in zip(seconds["one"], seconds["two"], strict=True)]
     return {
-        "steps": STEPS,
+        "steps": count,
         "images_in_a_step": BATCH,
-        "images_per_second": {name: STEPS * BATCH / median(values) for name, values in seconds.items()},
+        "images_per_second": {name: count * BATCH / median(values) for name, values in seconds.items()},
         "throughput_of_two": median(ratios),
         "each": ratios,
     }
@@ -120,10 +123,11 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=4)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
+    count = FEW if options.quick else STEPS
     if options.what == ["steps"]:
-        return steps()
-    minutes, repeats = (0.2, 1) if options.quick else (options.minutes, options.repeats)
-    runs = {"cost": lambda: cost(minutes), "processes": lambda: processes(repeats)}
+        return steps(count)
+    minutes, repeats = (0.1, 1) if options.quick else (options.minutes, options.repeats)
+    runs = {"cost": lambda: cost(minutes, count), "processes": lambda: processes(repeats, count)}
     file = results.named("engine", options.quick)
     for name in options.what or runs:
         results.save(file, results.load(file) | {name: runs[name]()})

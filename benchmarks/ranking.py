@@ -99,12 +99,12 @@ def main() -> None:
     parser.add_argument("--search", type=int, default=300)
     parser.add_argument("--finetune", type=int, default=200)
     options = parser.parse_args()
-    chosen, cuts, count = METHODS, TARGETS, 5000
+    chosen, cuts, images, count = METHODS, TARGETS, 20000, 5000
     if options.quick:
-        options.seeds, options.search, options.finetune, count = 1, 8, 8, 1000
+        options.seeds, options.search, options.finetune, images, count = 1, 4, 4, 1000, 500
         chosen, cuts = ({k: some[k] for k in names} for some, names in ((METHODS, QUICK), (TARGETS, ["channels"])))
     file = results.named("ranking", options.quick)
-    train = DataLoader(data.Flipped(*data.cifar10(options.data, "train", 20000)), 128, shuffle=True, drop_last=True)
+    train = DataLoader(data.Flipped(*data.cifar10(options.data, "train", images)), 128, shuffle=True, drop_last=True)
     val = DataLoader(TensorDataset(*data.cifar10(options.data, "test", count)), 500)
     task = compress.Classification(train, val)
     rows = []

@@ -74,17 +74,18 @@ def recipe(row: str, seed: int, quick: bool) -> dict[str, Any]:
 
 
 @cache
-def images(folder: Path, validate: bool) -> tuple[TensorDataset, TensorDataset]:
+def images(folder: Path, validate: bool, quick: bool) -> tuple[TensorDataset, TensorDataset]:
     """What the dense network was trained on, with crops and flips, and 5000 images to measure on."""
-    held = data.cifar10(folder, "train", 5000, vit.IMAGES) if validate else data.cifar10(folder, "test", 5000, 5000)
-    return data.Flipped(*data.cifar10(folder, "train", vit.IMAGES)), TensorDataset(*held)
+    trained, count = (1000, 500) if quick else (vit.IMAGES, 5000)
+    held = data.cifar10(folder, "train", count, vit.IMAGES) if validate else data.cifar10(folder, "test", count, 5000)
+    return data.Flipped(*data.cifar10(folder, "train", trained)), TensorDataset(*held)
 
 
 def one(job: methods.Job) -> methods.Row:
     """A whole pruning."""
     name, seed, options = job
     torch.set_num_threads(1)
-    train, held = images(options.data, options.validate)
+    train, held = images(options.data, options.validate, options.quick)
     dense = _dense(options)
     batches, val = DataLoader(train, BATCH, shuffle=True, drop_last=True), DataLoader(held, 500)
     report = compress.prune(
