@@ -64,7 +64,13 @@ def one(
         model = copy.deepcopy(dense)
         groups = compress.find_groups(model, torch.randn(1, 3, 32, 32), recipe.target)
         seed_all(seed)
-        steps = 0 if recipe.search.length is None else options.search if method["method"] == "netslim" else 50
+        steps = (
+            0
+            if recipe.search.length is None
+            else options.search
+            if method["method"] == "netslim"
+            else min(50, options.search)
+        )
         search = search_class(recipe.search.method)(recipe.search, Job(model, groups, task, steps, seed))
         if steps:
             model.train(search.trains)
