@@ -18,10 +18,10 @@ import copy
 import time
 from argparse import Namespace
 from itertools import product
+from statistics import mean
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import nn
 
 import compress
@@ -53,8 +53,9 @@ OURS: dict[str, dict[str, Any]] = {
 }
 QUICK = ("taylor", "netslim", "tp magnitude", "tp group norm")
 BUDGETS, TEACHERS = (50, 35), ("taught", "alone")
-COLUMNS = ("network", "MACs left", "teacher", "method", "after the cut", "fine-tuned", "params", "seeds")
 STAGES = ("search", "slice", "finetune")
+COLUMNS = ("method", "after the cut, %", "fine-tuned, %", "parameters left, %", "seeds")
+COLUMNS += tuple(f"{stage}, s" for stage in STAGES)
 
 
 class Bench:
@@ -128,33 +129,36 @@ def ours(method: str, bench: Bench, left: float, training: dict[str, Any]) -> tu
     return pruned.model, pruned.plan, spent | {"slice": rest}
 
 
-def table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """A line a method, mean and standard deviation over the seeds; within a block the best is first."""
-    cells: dict[tuple[str, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        cells.setdefault(tuple(row["method"].split(" ", 3)), []).append(row)
-
-    def order(cell: tuple[tuple[str, ...], list[dict[str, Any]]]) -> tuple[Any, ...]:
-        (network, left, taught, _), mine = cell
-        return network, -int(left[:-1]), TEACHERS.index(taught), -sum(row["tuned"] for row in mine) / len(mine)
-
-    lines = []
-    for (network, left, taught, method), mine in sorted(cells.items(), key=order):
-        measured = [methods.percents([row[key] for row in mine]) for key in ("sliced", "tuned", "params")]
-        seconds = [sum(row["seconds"][stage] for row in mine) / len(mine) for stage in STAGES]
-        teacher = "yes" if taught == "taught" else "no"
-        lines.append([network, left, teacher, method, *measured, str(len(mine)), *(f"{s:.1f} s" for s in seconds)])
-    return [*COLUMNS, *STAGES], lines
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    """A table for each network, budget and kind of training; the best method is first, the best of each side bold."""
+    blocks: dict[tuple[str, str, str], dict[str, list[dict[str, Any]]]] = {}
+    for row in content["rows"]:
+        network, left, taught, method = row["method"].split(" ", 3)
+        blocks.setdefault((network, left, taught), {}).setdefault(method, []).append(row)
+    found = []
+    for (network, left, taught), cells in sorted(blocks.items(), key=lambda b: (b[0][0], -int(b[0][1][:-1]), b[0][2])):
+        ranked = sorted(cells.items(), key=lambda cell: -mean(row["tuned"] for row in cell[1]))
+        first = {next((m for m, _ in ranked if (m in OURS) is mine), "") for mine in (True, False)}
+        lines = []
+        for method, rows in ranked:
+            measured = [methods.percents([row[key] for row in rows]) for key in ("sliced", "tuned", "params")]
+            seconds = [f"{mean(row['seconds'][stage] for row in rows):.1f}" for stage in STAGES]
+            bold = "**" * (method in first)
+            lines.append([f"{bold}{method}{bold}", measured[0], f"{bold}{measured[1]}{bold}", measured[2]])
+            lines[-1] += [str(len(rows)), *seconds]
+        how = "the dense network teaches" if taught == "taught" else "no teacher"
+        found.append(results.Sheet(COLUMNS, lines, f"{network}, {left} of the MACs left, {how}"))
+    return found
 
 
 def main() -> None:
     parser = methods.options_of(__doc__, workers=2)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="four methods, one seed, one budget, few steps")
     parser.add_argument("--full", action="store_true", help="ResNet-56, too")
     options = parser.parse_args()
     options.seeds = 1 if options.quick else options.seeds
-    file = "accuracy_quick" if options.quick else "accuracy_validation" if options.validate else "accuracy"
-    rows: list[dict[str, Any]] = results.load(file).get("rows", [])
+    file = results.named("accuracy_validation" if options.validate else "accuracy", options.quick)
+    rows: list[dict[str, Any]] = [] if options.quick else results.load(file).get("rows", [])
     settings = {"batch": 64, "batches": STEPS, "search": SEARCH, "ours": OURS, "taught": TAUGHT, "alone": ALONE}
     networks = ["resnet20"] + ["resnet56"] * options.full
     chosen = QUICK if options.quick else (*OURS, *rivals.METHODS, *fastnas.METHODS)
@@ -167,12 +171,7 @@ def main() -> None:
         rows.append(row)
         print(row, flush=True)
         results.save(file, settings | {"rows": rows})
-    columns, lines = table(rows)
-    shown = Table(*columns)
-    for line in lines:
-        shown.add_row(*line)
-    results.console().print(shown)
-    results.markdown(file, columns, lines)
+    results.show(file, sheets({"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import nn
 
 from compress.discover import find_groups
@@ -78,24 +77,21 @@ def memory(name: str, repeats: int = 3) -> dict[str, Any]:
     }
 
 
-def show(rows: dict[str, dict[str, Any]]) -> Table:
-    view = Table(
-        "model", "groups / forward, above baseline", "range", "whole process", "groups MB", "forward MB", "weights MB"
-    )
+def sheet(rows: dict[str, dict[str, Any]]) -> results.Sheet:
+    lines = []
     for name, r in rows.items():
-        ratio = r["above_baseline_ratio"]
-        colour = "green" if ratio < BAR else "red"
         sizes = [f"{kb / 1024:.0f}" for kb in (*r["above_baseline_kb"].values(), r["weights_kb"])]
         low, high = r["above_baseline_range"]
-        spread = f"{low:.2f} .. {high:.2f}"
-        view.add_row(name, f"[{colour}]{ratio:.2f}", spread, f"{r['whole_process_ratio']:.2f}", *sizes)
-    return view
+        spread = [f"{r['above_baseline_ratio']:.2f}", f"{low:.2f} .. {high:.2f}", f"{r['whole_process_ratio']:.2f}"]
+        lines.append([name, *spread, *sizes])
+    columns = ("model", "groups / forward", "range", "whole process", "groups MB", "forward MB", "weights MB")
+    return results.Sheet(columns, lines, "Memory beyond the weights, of finding groups and of a forward pass")
 
 
 def main() -> None:
     if len(sys.argv) == 3:
         return peak(sys.argv[2], sys.argv[1])
-    results.console().print(show({name: memory(name) for name in NAMES}))
+    results.console().print(sheet({name: memory(name) for name in NAMES}))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ largest of each family. The picture is benchmarks/results/scale.png.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import time
 from collections.abc import Callable
@@ -19,7 +18,6 @@ import numpy as np
 import timm
 import torch
 import torchvision
-from rich.table import Table
 from torch import nn
 
 import compress
@@ -98,34 +96,34 @@ def draw(rows: list[dict[str, Any]]) -> None:
     figure.savefig(results.FOLDER / "scale.png", dpi=110)
 
 
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    lines = [
+        [row["network"], f"{row['params'] / 1e6:.1f}M", *(f"{row[stage]:.3g}" for stage in STAGES)]
+        for row in content["rows"]
+    ]
+    slopes = content["slopes"].items()
+    lines += [[f"slope of {family}", "", *(f"{found[stage]:.2f}" for stage in STAGES)] for family, found in slopes]
+    return [results.Sheet(("network", "parameters", *(f"{stage}, s" for stage in STAGES)), lines)]
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
+    parser = results.options_of(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
-    table = Table("network", "parameters", *STAGES)
-    lines = []
     for family, (target, networks) in FAMILIES.items():
         for name, make in networks[: -2 if options.quick else None]:
             torch.manual_seed(0)
             rows.append({"family": family, "network": name, **measure(make(), target, options.repeats)})
-            row = rows[-1]
-            lines.append([name, f"{row['params'] / 1e6:.1f}M", *(f"{row[stage]:.3g} s" for stage in STAGES)])
-            table.add_row(*lines[-1])
-            print(row, flush=True)
-    slopes = {}
-    for family in FAMILIES:
-        mine = [row for row in rows if row["family"] == family]
-        if len(mine) > 1:
-            slopes[family] = {stage: slope(mine, stage) for stage in STAGES}
-            lines.append([f"slope of {family}", "", *(f"{slopes[family][stage]:.2f}" for stage in STAGES)])
-            table.add_row(*lines[-1])
-    results.console().print(table)
-    file = "scale_quick" if options.quick else "scale"
-    results.save(file, {"rows": rows, "slopes": slopes})
-    results.markdown(file, ("network", "parameters", *STAGES), lines)
+            print(rows[-1], flush=True)
+    families = {family: [row for row in rows if row["family"] == family] for family in FAMILIES}
+    slopes = {
+        family: {stage: slope(mine, stage) for stage in STAGES} for family, mine in families.items() if len(mine) > 1
+    }
+    file, content = results.named("scale", options.quick), {"rows": rows, "slopes": slopes}
+    results.save(file, content)
+    results.show(file, sheets(content))
     if not options.quick:
         draw(rows)
 

@@ -16,7 +16,6 @@ network has a process of its own, in which Torch-Pruning is stopped if its first
 
 from __future__ import annotations
 
-import argparse
 import gc
 import signal
 import tempfile
@@ -247,9 +246,13 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    found = [results.Sheet(COLUMNS, [cells(*row) for row in content["models"].items()])]
+    return [*found, memory.sheet(content["memory"])] if "memory" in content else found
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}, and no memory")
+    parser = results.options_of(__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="only these networks; the result is not stored")
     parser.add_argument("--repeats", type=int, help="timed turns after one warm-up: 5, or 3 with --quick")
     options = parser.parse_args()
@@ -257,23 +260,22 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     console, rows, content = results.console(), dict[str, Any](), dict[str, Any]()
-    file = "surgery_quick" if options.quick else "surgery"
+    file = results.named("surgery", options.quick)
     for name in track(options.only or (QUICK if options.quick else NAMES), "networks", console=console):
         rows[name] = apart(name, repeats)
         console.print(" | ".join(cells(name, rows[name])))
         content = {"summary": summary(rows), "bars": BARS, "models": rows}
         if not options.only:  # what is measured is kept, should the rest not come to an end
             results.save(file, content)
-            results.markdown(file, COLUMNS, [cells(*row) for row in rows.items()])
     if not options.quick and not options.only:
         content["memory"] = {n: memory.memory(n) for n in track(memory.NAMES, "memory", console=console)}
-        console.print(memory.show(content["memory"]))
         content["summary"]["memory_ratio"] = max(r["above_baseline_ratio"] for r in content["memory"].values())
     for key, bar in BARS.items():
         if (value := content["summary"].get(key)) is not None:
             console.print(f"{key}: {value:.2f}, the bar is {bar} ({'met' if value <= bar else '[red]missed[/]'})")
     if not options.only:
-        console.print(f"wrote {results.save(file, content).relative_to(results.ROOT)}")
+        results.save(file, content)
+    results.show(file if not options.only else results.named("surgery_only", True), sheets(content))
 
 
 if __name__ == "__main__":

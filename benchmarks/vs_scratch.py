@@ -14,7 +14,6 @@ from statistics import mean
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import nn
 
 from . import methods, results
@@ -23,7 +22,7 @@ from .models import CifarResNet
 
 LEFT, LONGER = 0.5, 4
 RATES = (0.02, 0.05, 0.1)
-COLUMNS = ("network", "learning rate", "batches", "accuracy", "seeds")
+COLUMNS = ("network", "learning rate", "batches", "accuracy, %", "seeds")
 
 
 def one(job: methods.Job) -> methods.Row:
@@ -52,13 +51,14 @@ def _forget(model: nn.Module) -> None:
             module.reset_parameters()
 
 
-def table(rows: list[dict[str, Any]]) -> tuple[tuple[str, ...], list[list[str]]]:
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
     cells: dict[tuple[str, float, int], list[float]] = {}
-    for row in rows:
+    for row in content["rows"]:
         for found in row["found"]:
             cells.setdefault((found["network"], found["lr"], found["batches"]), []).append(found["accuracy"])
     ranked = sorted(cells.items(), key=lambda cell: -mean(cell[1]))
-    return COLUMNS, [[n, f"{lr}", f"{b}", methods.percents(v), str(len(v))] for (n, lr, b), v in ranked]
+    lines = [[n, f"{lr}", f"{b}", methods.percents(v), str(len(v))] for (n, lr, b), v in ranked]
+    return [results.Sheet(COLUMNS, lines, "ResNet-20, 50% of the MACs left, the dense network teaches")]
 
 
 def main() -> None:
@@ -66,18 +66,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     options.seeds = 1 if options.quick else options.seeds
-    file = "vs_scratch_quick" if options.quick else "vs_scratch"
-    rows: list[dict[str, Any]] = results.load(file).get("rows", [])
+    file = results.named("vs_scratch", options.quick)
+    rows: list[dict[str, Any]] = [] if options.quick else results.load(file).get("rows", [])
     for row in methods.rows_of(one, ["resnet20 50%"], options, list(rows)):
         rows.append(row)
         print(row, flush=True)
         results.save(file, {"batches": STEPS, "longer": LONGER, "rows": rows})
-    columns, lines = table(rows)
-    shown = Table(*columns)
-    for line in lines:
-        shown.add_row(*line)
-    results.console().print(shown)
-    results.markdown(file, columns, lines)
+    results.show(file, sheets({"rows": rows}))
 
 
 if __name__ == "__main__":
