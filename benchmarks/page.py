@@ -38,7 +38,7 @@ def section(name: str, folder: Any = results.FOLDER) -> str:
         return ""
     module = importlib.import_module(f"benchmarks.{name}")
     question, _, rest = (module.__doc__ or "").strip().partition("\n")
-    command = next(line.strip() for line in rest.splitlines() if line.strip().startswith("python -m"))
+    command = next(line.strip() for line in rest.splitlines() if line.strip().startswith("python -m")).split(" [")[0]
     parts = [f"## {name}", question, f"`{command}`", measured(content["environment"])]
     remarks = REMARKS / f"{name}.md"
     parts += [remarks.read_text(encoding="utf-8").strip()] if remarks.exists() else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from .discover import find_groups
 from .engine import pick_device
 from .files import EXPORTED, whole_directory, write_whole
 from .groups import Groups
+from .lock import LOCK
 from .page import page
 from .plan import Plan, PlanError
 from .preflight import NotReady, check_groups, unwrapped
@@ -212,6 +214,8 @@ def _finished(model: nn.Module, recipe: Recipe, folder: Path, device: str | torc
     report = Report.load(folder / "report.json")
     if recipe.export is not None and not report.export:
         return None  # all but the export is done
+    with suppress(OSError):  # it was stopped when all but this was done
+        (folder / LOCK).unlink()
     compact = load(copy.deepcopy(model), folder).to(pick_device(device, model))
     return Pruned(compact, Plan.load(folder / "plan.json"), report)
 

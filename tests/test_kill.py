@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 CODE = """
-    import hashlib, json, os, random, signal, sys, time
+    import hashlib, json, os, random, signal, sys, time, traceback
     from pathlib import Path
     import torch
     from torch import distributed as dist
@@ -48,6 +48,8 @@ CODE = """
                 try:
                     run(folder, rank, FOLDER / f"meeting{number}")
                     status = 0
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     sys.stderr.flush()
                     os._exit(status)
@@ -81,6 +83,7 @@ CODE = """
         killed = wait(children)
         where = stage(folder)
         again = wait(start(folder, 2 * point + 2))
+        assert again == [0] * PROCESSES, (point, moment, killed, where, again)
         left = sorted(p.name for p in folder.iterdir())
         same = digest(folder) == expected
         told.append(dict(moment=moment, killed=killed, where=where, again=again, same=same, left=left))
