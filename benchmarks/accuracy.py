@@ -8,8 +8,8 @@ fine-tuning; of our searches, too) and without, so that the gain of the search i
 chosen on training images that are not trained on (`--validate`); the table is measured on 5000 test images. `--quick`:
 one seed, one budget, a quarter of the steps, the methods that matter most.
 
-A run that was stopped goes on where it was. `--data` is a folder with cifar10/ and models/, where cifar10/ may be
-missing if torchvision's CIFAR10 is there.
+A run that was stopped goes on where it was. `--data` is a folder with cifar10/ and models/, or the one where
+torchvision keeps its CIFAR10; `python -m benchmarks.dense` trains the dense network where there is none.
 """
 
 from __future__ import annotations

@@ -60,9 +60,17 @@ class CifarResNet(nn.Module):
 
 
 def cifar_resnet(name: str, data: Path) -> CifarResNet:
-    """The trained network `resnet20` or `resnet56`, in eval mode."""
-    model = CifarResNet(int(name.removeprefix("resnet")))
-    model.load_state_dict(torch.load(data / "models" / f"{name}.pt", weights_only=True))
+    """The trained network `resnet20` or `resnet56`, in eval mode.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    model, path = CifarResNet(int(name.removeprefix("resnet"))), data / "models" / f"{name}.pt"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path}: there is no trained {name}; make one: python -m benchmarks.dense --data {data}"
+        )
+    model.load_state_dict(torch.load(path, weights_only=True))
     return model.eval()
 
 
