@@ -38,6 +38,15 @@ class _Places:
             self.labels.append(labels)
         return self._number[id(labels)]
 
+    @property
+    def sizes(self) -> list[int]:
+        return [labels.size for labels in self.labels]
+
+    @property
+    def atoms(self) -> Labels:
+        """Those of all places, one after the other."""
+        return np.concatenate([np.zeros(0, dtype=np.int64), *self.labels])
+
 
 @dataclass
 class _Classes:
@@ -87,7 +96,8 @@ class _Classes:
         texts += ["is divided by its norm, and its product by the root of its width"]
 
         def places_with(mark: str) -> set[int]:
-            return {int(n) for labels in atoms.marks(mark) for n in np.unique(place_of[labels]) if n >= 0}
+            found = np.concatenate([place_of[:0], *(place_of[labels] for labels in atoms.marks(mark))])
+            return {n for n in np.unique(found).tolist() if n >= 0}
 
         read, factors, affine = (places_with(mark) for mark in ("read", "factor", "affine"))
         weighed = atoms.marked("weighed", roots)
@@ -141,8 +151,7 @@ class _Classes:
         parts = [len(KINDS), len(self.texts) + 1, len(places.labels)]
         kind, reason, place = (random.integers(1, 2**63, size=size, dtype=np.uint64) for size in parts)
         signature = kind[self.kinds] + reason[self.reasons]
-        for number, labels in enumerate(places.labels):
-            np.add.at(signature, self.roots[labels], place[number])
+        np.add.at(signature, self.roots[places.atoms], np.repeat(place, places.sizes))
         written = np.flatnonzero(self.writers >= 0)
         written = written[self.roots[written] == written]
         _, member = np.unique(signature[written], return_inverse=True)
@@ -185,7 +194,7 @@ def assemble(model: nn.Module, trace: Trace) -> Groups:
             Group(name, kind, len(group), tuple(slots), by_rows, part, classes.branch(slots, atoms, number_of))
         )
         shares[name] = {place: index.shape[1] for place, index in positions[number].items()}
-    cost = Cost.build(model, offered, shares, places.keys, [labels.size for labels in places.labels], terms)
+    cost = Cost.build(model, offered, shares, places.keys, places.sizes, terms)
     attributes = _attributes(model, atoms, places)
     hinted = _hinted(model, hints, attributes)
     norms = {name for name, module in modules_of(model).items() if isinstance(module, NORMS)}
@@ -212,16 +221,18 @@ def _positions(classes: _Classes, places: _Places, members: list[Index]) -> list
     group_of = np.full(len(classes.roots), -1, dtype=np.int64)
     for number, group in enumerate(members):
         group_of[group] = number
-    sizes = [labels.size for labels in places.labels]
-    roots = classes.roots[np.concatenate(places.labels)]
+    sizes = places.sizes
+    roots = classes.roots[places.atoms]
     group, place = group_of[roots], np.repeat(np.arange(len(sizes)), sizes)
     where = np.arange(len(roots)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # position within its place
-    order = np.lexsort((roots, place, group))
+    run, count = group * len(sizes) + place, len(classes.roots)  # one number to sort by, nearly in order as it is
+    order = np.argsort(run * count + roots, kind="stable")
     order = order[np.searchsorted(group[order], 0) :]  # what is in no group comes first
-    starts = np.flatnonzero(np.diff(group[order] * len(sizes) + place[order], prepend=-1))
+    group, place, where = group[order], place[order], where[order]
+    starts = np.flatnonzero(np.diff(run[order], prepend=-1))
     for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
-        number = int(group[order[start]])
-        found[number][int(place[order[start]])] = where[order[start:end]].reshape(len(members[number]), -1)
+        number = int(group[start])
+        found[number][int(place[start])] = where[start:end].reshape(len(members[number]), -1)
     return found
 
 
@@ -233,15 +244,16 @@ def _attributes(model: nn.Module, atoms: Atoms, places: _Places) -> list[Attribu
     owners: dict[int, list[str]] = {}  # tied layers share a weight and keep their own numbers
     for name, module in modules.items():
         if module._parameters.get("weight") is not None:
-            owners.setdefault(id(module.weight), []).append(name)
+            owners.setdefault(id(module._parameters["weight"]), []).append(name)
 
     def add(module: str, name: str, tensor: str, dim: int, times: int = 1, per: int = 1) -> None:
-        if (tensor, dim) in number and hasattr(modules[module], name):
+        owner = modules[module]
+        if (tensor, dim) in number and (name in vars(owner) or hasattr(type(owner), name)):
             found.append(Attribute(module, name, number[tensor, dim], times, per))
 
     for tensor in dict.fromkeys(key[0] for key in number):
         path, _, leaf = tensor.rpartition(".")
-        for owner in owners.get(id(getattr(modules[path], "weight", None)), [path]):
+        for owner in owners.get(id(modules[path]._parameters.get("weight")), [path]):
             module = modules[owner]
             if isinstance(module, nn.modules.conv._ConvNd) and leaf == "weight":
                 groups, whole = atoms.grouped.get(tensor, (1, False))

@@ -58,18 +58,21 @@ class Plan:
         tensors = tensors_of(model)
         masks: dict[tuple[str, int], np.ndarray] = {}
         for group in groups:
+            left = kept[group.name]
             dropped = np.ones(group.width, dtype=bool)
-            dropped[kept[group.name]] = False
-            if not dropped.any():
+            dropped[left] = False
+            gone = np.flatnonzero(dropped)
+            if not gone.size:
                 continue
             for slot in group.slots:
-                shape = tuple(tensors[slot.tensor].shape)
-                mask = masks.setdefault((slot.tensor, slot.dim), np.ones(shape[slot.dim], dtype=bool))
-                mask[slot.index[dropped].ravel()] = False
+                place, shape = (slot.tensor, slot.dim), tuple(tensors[slot.tensor].shape)
+                if place not in masks:
+                    masks[place] = np.ones(shape[slot.dim], dtype=bool)
+                masks[place][slot.index[gone].ravel()] = False
                 plan.shapes[slot.tensor] = shape
-                if slot.power and len(kept[group.name]):
-                    factor = (len(kept[group.name]) / group.width) ** slot.power
-                    plan.scales.append((slot.tensor, slot.dim, np.sort(slot.index[~dropped].ravel()), factor))
+                if slot.power and len(left):
+                    factor = (len(left) / group.width) ** slot.power
+                    plan.scales.append((slot.tensor, slot.dim, np.sort(slot.index[left].ravel()), factor))
                 if slot.reads and slot.dim not in plan.reads.setdefault(slot.tensor, []):
                     plan.reads[slot.tensor].append(slot.dim)
         for name, branch in groups.branches.items():
@@ -87,12 +90,12 @@ class Plan:
         for a in groups.attributes:
             if sizes[a.place] != groups.cost.sizes[a.place]:
                 plan.attributes.setdefault(a.module, {})[a.name] = int(sizes[a.place]) * a.times // a.per
-        for name, left in (kernels or {}).items():
+        for name, spans in (kernels or {}).items():
             path = name.rpartition(".")[0]
-            plan.attributes.setdefault(path, {}).update(smaller(name, model.get_submodule(path), left))
+            plan.attributes.setdefault(path, {}).update(smaller(name, model.get_submodule(path), spans))
             plan.shapes[name] = tuple(tensors[name].shape)
-            plan.slices.setdefault(name, {}).update({dim: np.arange(*span) for dim, span in left.items()})
-            plan.reads[name] = sorted({*plan.reads.get(name, []), *left})
+            plan.slices.setdefault(name, {}).update({dim: np.arange(*span) for dim, span in spans.items()})
+            plan.reads[name] = sorted({*plan.reads.get(name, []), *spans})
         return plan
 
     def apply_(self, model: nn.Module) -> nn.Module:

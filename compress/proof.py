@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +14,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .branches import along_with, removal, unread
-from .groups import Branch, Group, Groups, Index
+from .groups import Branch, Group, Groups
 from .plan import Plan
 from .shell import shell
-from .slicing import slice_
+from .silence import columns_left, loudness, silenced
+from .slicing import scale_, slice_
 from .tracing import Part, mode
 from .tracing.tensors import tensors_in
-from .walk import modules_of, within
+from .walk import modules_of
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 
@@ -40,7 +40,7 @@ def prove(model: nn.Module, groups: Groups) -> None:
     Where the model's code holds a width in an attribute of its own, the attribute is set along with the cut.
     """
     able = [g for g in groups.offered if g.width > 1]
-    if not able or _difference(model, groups, able) is None:
+    if not able or _difference(model, groups, able, doubted=bool(groups.hints)) is None:
         return
     known, tried = groups.attributes, groups.attributes + groups.hints
     groups.attributes = tried
@@ -99,10 +99,13 @@ def _advice(model: nn.Module, group: Group, problem: str | _Stuck) -> str:
     return f". A compact form of {kind} would do: see compress/attention.py"
 
 
-def _difference(model: nn.Module, groups: Groups, some: Sequence[Group], nothing: bool = False) -> str | _Stuck | None:
+def _difference(
+    model: nn.Module, groups: Groups, some: Sequence[Group], nothing: bool = False, doubted: bool = False
+) -> str | _Stuck | None:
     """Why zeroing and slicing most of each group do not agree, or None if they do.
 
-    With `nothing` all of each group goes, and its branch is taken out.
+    With `nothing` all of each group goes, and its branch is taken out. Where it is `doubted` that the sliced model runs
+    at all, that is tried first.
     """
     random = np.random.default_rng(0)
     keep = {g.name: g.per_way(_few(g.width // g.ways), random) for g in some}
@@ -118,13 +121,11 @@ def _difference(model: nn.Module, groups: Groups, some: Sequence[Group], nothing
     # Rounding can look like a difference in single precision, not in double. A wrong scale of attention may be hard to
     # see in single precision, where queries and keys are small, as in a fresh network.
     product = any(g.product for g in some)
-    if product and isinstance(stuck := _sliced(shell(model), groups, plan, None), _Stuck):
-        return stuck  # known before a copy in double precision is made
+    if doubted and product and isinstance(stuck := _sliced(shell(model), groups, plan, None), _Stuck):
+        return stuck
     for dtype in (torch.float64, None) if product else (None, torch.float64):
         copy = shell(model)
         _replace_(copy, _lively())
-        if dtype is not None:
-            _replace_(copy, lambda value: value.detach().to(torch.float64))
         why = _compare(copy, groups, plan, dtype)
         if not isinstance(why, _Stuck if product else str):  # not every code runs in double precision
             break
@@ -137,7 +138,8 @@ def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | 
     got = _sliced(shell(model), groups, plan, dtype)
     if isinstance(got, _Stuck):
         return got
-    with _silenced(model, _deaf(model, groups, plan), plan):
+    _cast_(model, dtype)
+    with silenced(model, groups, plan):
         try:
             expected = [_run(model, part, dtype) for part in _parts(groups, plan)]
         except Exception as error:
@@ -156,11 +158,12 @@ def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | 
 @torch.no_grad()
 def _sliced(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> list[list[Tensor]] | _Stuck:
     """Cut a shell and run it; what layers still hear is made as loud as where the rest is silenced."""
-    deaf = _deaf(model, groups, plan)
-    modules = modules_of(slice_(model, plan))
+    deaf = columns_left(model, groups, plan)
+    modules = modules_of(_cast_(slice_(model, replace(plan, scales=[])), dtype))  # what is left takes little room
+    scale_(model, plan)
     for path, kept in deaf.items():
         if path in modules and (weight := modules[path]._parameters.get("weight")) is not None:
-            weight.mul_(_loudness(plan.shapes[f"{path}.weight"][1], kept))
+            weight.mul_(loudness(plan.shapes[f"{path}.weight"][1], kept))
     try:
         return [_run(model, part, dtype) for part in _parts(groups, plan)]
     except Exception as error:  # the model's own code, at a width it was not written for
@@ -184,102 +187,9 @@ def _distance(a: Tensor, b: Tensor) -> float:
     return float(((a - b).nan_to_num().abs() / scale).max())
 
 
-def _deaf(model: nn.Module, groups: Groups, plan: Plan) -> dict[str, Index]:
-    """The plain layers whose weight nobody else reads with, and the columns that the plan leaves them.
-
-    None in a module that was followed in its compact form: its own code may read in another way.
-    """
-    modules = modules_of(model)
-    found = {}
-    for name, dims in plan.reads.items():
-        path, _, leaf = name.rpartition(".")
-        alone = leaf == "weight" and dims == [1] and groups.readers.get(name) == {path}
-        if alone and not within([path]) & groups.forms and _plain(modules[path]) and len(plan.slices[name][1]):
-            found[path] = plan.slices[name][1]
-    return found
-
-
-@contextlib.contextmanager
-def _silenced(model: nn.Module, deaf: Mapping[str, Index], plan: Plan) -> Iterator[None]:
-    """Readers do not hear what the plan drops.
-
-    Those that are `deaf` are called with what is left of their input and of their columns: what they do not hear adds
-    nothing to their sums, and all the rest of the network runs at its full width. The columns of others are zeroed.
-    """
-    modules = modules_of(model)
-    held: dict[int, list[tuple[dict[str, Any], str]]] = {}  # tensor -> where the shell holds it
-    for module in modules.values():
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
-        for table in tables:
-            for key, tensor in table.items():
-                held.setdefault(id(tensor), []).append((table, key))
-    undo: list[Callable[[], Any]] = []
-    for name, dims in plan.reads.items():
-        path, _, leaf = name.rpartition(".")
-        layer = modules[path]
-        if path in deaf and leaf == "weight":
-            undo += _deafen_(layer, deaf[path])
-            continue
-        quiet = getattr(layer, leaf).detach().clone()
-        for dim in dims:
-            gone = np.setdiff1d(np.arange(plan.shapes[name][dim]), plan.slices[name][dim])
-            quiet.index_fill_(dim, torch.as_tensor(gone, device=quiet.device), 0)
-        undo.append(_swap_(held[id(getattr(layer, leaf))], quiet))
-    try:
-        yield
-    finally:
-        for back in undo:
-            back()
-
-
-def _plain(layer: nn.Module) -> bool:
-    """Whether calling this layer does what torch's own linear layers and convolutions do."""
-    if isinstance(layer, nn.modules.conv._ConvNd):
-        own = next(c for c in type(layer).__mro__ if c.__module__ == nn.Conv2d.__module__)
-        same = all(getattr(type(layer), code) is getattr(own, code) for code in ("forward", "_conv_forward"))
-        return same and layer.groups == 1 and not layer.transposed and "forward" not in vars(layer)
-    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward and "forward" not in vars(layer)
-
-
-def _deafen_(layer: nn.Module, kept: Index) -> list[Callable[[], Any]]:
-    """Let a plain layer read these columns alone, for the time that it is at work; return what undoes it."""
-    whole = layer._parameters["weight"]
-    assert whole is not None
-    index, dim, factor = torch.as_tensor(kept, device=whole.device), 1 - whole.ndim, _loudness(whole.shape[1], kept)
-
-    def enter(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        layer._parameters["weight"] = nn.Parameter(whole.index_select(1, index).mul_(factor), requires_grad=False)
-        return (inputs[0].index_select(dim, index), *inputs[1:])
-
-    def leave(*_: Any) -> None:
-        layer._parameters["weight"] = whole
-
-    back = layer.register_forward_hook(leave, prepend=True).remove
-    return [layer.register_forward_pre_hook(enter).remove, back, leave]
-
-
-def _loudness(width: int, kept: Index) -> float:
-    """A factor on what a layer still hears that keeps a signal from fading, and errors with it, layer after layer."""
-    return math.sqrt(width / len(kept)) if len(kept) else 1.0
-
-
 def _few(width: int) -> int:
     """How many dimensions are left for the proof: one may hide behind broadcasting, many cost time."""
     return max(width // 8, min(width // 4, 4), 1)
-
-
-def _swap_(places: Sequence[tuple[dict[str, Any], str]], new: Tensor) -> Callable[[], None]:
-    """Put another tensor in these places of a shell; the model that the shell was made of keeps its own."""
-    old = [(table, key, table[key]) for table, key in places]
-    put = nn.Parameter(new, requires_grad=False) if isinstance(old[0][2], nn.Parameter) else new
-    for table, key in places:
-        table[key] = put
-
-    def back() -> None:
-        for table, key, tensor in old:
-            table[key] = tensor
-
-    return back
 
 
 def _replace_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
@@ -296,6 +206,12 @@ def _replace_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
                     trained = isinstance(tensor, nn.Parameter) and value is not tensor
                     new[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if trained else value
                 table[key] = new[id(tensor)]
+
+
+def _cast_(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
+    if dtype is not None:
+        _replace_(model, lambda value: value.detach().to(dtype))
+    return model
 
 
 def _lively() -> Callable[[Tensor], Tensor]:

@@ -43,13 +43,13 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         return copy.deepcopy(module, memo)
     made = memo[id(module)] = module.__new__(type(module))
     own = vars(made)
-    for name, value in vars(module).items():
-        if name == "_compiled_call_impl":
-            continue  # it would run the original
+    own.update(vars(module))
+    own.pop("_compiled_call_impl", None)  # it would run the original
+    for name, value in own.items():
         kind = type(value)
-        if kind in FLAT or (kind is tuple and all(type(v) in FLAT for v in value)) or isinstance(value, PLAIN):
-            own[name] = value
-        elif kind in EMPTY and not value:
+        if kind in FLAT:
+            continue
+        if kind in EMPTY and not value:
             own[name] = kind()
         elif name == "_parameters":
             own[name] = {key: None if p is None else memo[id(p)] for key, p in value.items()}
@@ -57,7 +57,7 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
             own[name] = {key: memo[id(b)] for key, b in value.items()}
         elif name == "_modules":
             own[name] = {key: None if child is None else _copied(child, memo) for key, child in value.items()}
-        else:
+        elif not isinstance(value, PLAIN) and not (kind is tuple and all(type(v) in FLAT for v in value)):
             own[name] = copy.deepcopy(value, memo)
     return made
 

@@ -31,7 +31,7 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
         take_(model.get_submodule(path))
     remove_(model, plan.gone)
     modules = modules_of(model)
-    left = {id(t) for t in tensors_of(model).values()}
+    left = {id(t) for t in (tensors_of(model) if plan.gone or optimizer is not None else tensors).values()}
     if optimizer is not None:
         _forget(optimizer, left)
     new: dict[int, Tensor] = {}
@@ -41,15 +41,10 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
         if id(tensor) not in left:
             continue
         small = _cut(tensor, dims)
-        factors = [_factor(plan, s, small) for s in plan.scales if s[0] == name]
-        for factor in factors:
-            small.mul_(factor)
         if isinstance(tensor, nn.Parameter):
             small = nn.Parameter(small, requires_grad=tensor.requires_grad)
             if tensor.grad is not None:
                 small.grad = _cut(tensor.grad, dims)
-                for factor in factors:
-                    small.grad.div_(factor)
             if optimizer is not None:
                 _cut_state(optimizer, tensor, small, dims)
         new[id(tensor)], old[id(tensor)] = small, tensor
@@ -64,16 +59,25 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
             setattr(modules[path], attribute, tuple(value) if isinstance(value, list) else value)
     for path, size in plan.biases.items():
         _give_bias(modules[path], size, plan.slices.get(f"{path}.weight", {}).get(0))
+    scale_(model, plan)
     return model
 
 
-def _factor(plan: Plan, scale: tuple[str, int, Any, float], small: Tensor) -> Tensor:
-    """One of the plan's factors, to be multiplied with the tensor that is left."""
-    name, dim, index, factor = scale
-    kept = plan.slices[name][dim]
-    along = small.new_ones(len(kept))
-    along[torch.as_tensor(np.flatnonzero(np.isin(kept, index)), device=small.device)] = factor
-    return along.view([-1 if d == dim else 1 for d in range(small.ndim)])
+@torch.no_grad()
+def scale_(model: nn.Module, plan: Plan) -> None:
+    """Multiply what is left by the plan's factors; gradients are divided by them."""
+    tensors = tensors_of(model, aliases=True) if plan.scales else {}
+    for name, dim, index, factor in plan.scales:
+        if (small := tensors.get(name)) is None:
+            continue  # it went with its branch
+        kept, meant = plan.slices[name][dim], np.zeros(plan.shapes[name][dim], dtype=bool)
+        meant[index] = True
+        along = small.new_ones(len(kept))
+        along[torch.as_tensor(np.flatnonzero(meant[kept]), device=small.device)] = factor
+        along = along.view([-1 if d == dim else 1 for d in range(small.ndim)])
+        small.mul_(along)
+        if small.grad is not None:
+            small.grad.div_(along)
 
 
 def _give_bias(module: nn.Module, size: int, rows: Any) -> None:
@@ -95,10 +99,15 @@ def _cut(tensor: Tensor, dims: dict[int, Any]) -> Tensor:
         return out.flatten(0, 1).index_select(0, kernels).view(len(rows), len(columns), *tensor.shape[2:])
     for dim, kept in sorted(dims.items()):  # whole rows first: that is the cheap way
         out = out.index_select(dim, torch.as_tensor(kept, device=tensor.device))
+    return in_format(out, tensor)
+
+
+def in_format(tensor: Tensor, other: Tensor) -> Tensor:
+    """The same numbers, with the channels last in memory if another tensor of the same rank has them there."""
     for layout, rank in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
-        if tensor.ndim == rank and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=layout):
-            return out.contiguous(memory_format=layout)
-    return out.contiguous()
+        if other.ndim == rank and not other.is_contiguous() and other.is_contiguous(memory_format=layout):
+            return tensor.contiguous(memory_format=layout)
+    return tensor.contiguous()
 
 
 def _forget(optimizer: torch.optim.Optimizer, left: set[int]) -> None:

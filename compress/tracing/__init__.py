@@ -16,7 +16,7 @@ from ..shell import shell
 from ..walk import modules_of, tensors_of
 from .atoms import Atoms, Term
 from .dependency import walk_dependency
-from .follow import Untraceable, first_names, follow
+from .follow import Untraceable, follow
 from .record import TraceError as TraceError
 from .record import record
 
@@ -92,8 +92,7 @@ def trace(
             found.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
             _children(found, model, args, kwargs, one_path, wanted)
             return found
-    first = first_names(model)
-    unused = {first[id(p)] for p in model.parameters()} - used
+    unused = {name for name, tensor in tensors_of(model).items() if isinstance(tensor, nn.Parameter)} - used
     if unused:
         with mode(model, training=True):
             try:

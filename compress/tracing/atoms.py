@@ -128,12 +128,12 @@ class Atoms:
         a = np.concatenate([e[0].ravel() for e in self._edges])
         b = np.concatenate([e[1].ravel() for e in self._edges])
         while True:
-            low, high = np.minimum(root[a], root[b]), np.maximum(root[a], root[b])
-            apart = low != high
+            one, other = root[a], root[b]
+            apart = one != other
             if not apart.any():
                 return root
-            a, b = a[apart], b[apart]
-            np.minimum.at(root, high[apart], low[apart])
+            a, b, one, other = a[apart], b[apart], one[apart], other[apart]
+            np.minimum.at(root, np.maximum(one, other), np.minimum(one, other))
             while not np.array_equal(root, jumped := root[root]):
                 root = jumped
 
