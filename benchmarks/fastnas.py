@@ -43,7 +43,7 @@ def prune(
     config["nn.BatchNorm2d"]["*"]["feature_divisor"] = DIVISOR
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         small, _ = mtp.prune(
-            model=model,
+            model=model.to(memory_format=torch.contiguous_format),  # it takes no other
             mode=[("fastnas", config)],
             constraints={"flops": f"{100 * left}%"},
             dummy_input=torch.randn(1, 3, 32, 32),
@@ -54,4 +54,5 @@ def prune(
             },
         )
     read = CALIBRATE + SCORE
+    small.to(memory_format=torch.channels_last)
     return small, {"batches": read, "search": time.perf_counter() - start, "slice": 0.0}

@@ -30,7 +30,7 @@ from compress.slicing import slice_
 from . import data, methods, results
 from .models import cifar_resnet
 
-RANKINGS = ("global", "group", "cost")
+RANKINGS = ("global", "group", "cost", "lamp")
 METHODS: dict[str, dict[str, Any]] = {
     "random": {"method": "random"},
     "magnitude": {"method": "magnitude"},

@@ -146,8 +146,10 @@ def rank(groups: Groups, importance: Importance, ranking: Ranking, unit: str) ->
     """Make importance comparable across groups.
 
     `global` takes it as it is; `group` divides by the mean size of the group's; `cost` divides by the part of the
-    network's cost in the budget's unit (else in MACs) that one dimension takes: what takes nothing comes first.
-    `auto` is `cost` where all are inner channels, and `group` where residual streams are cut as well, whose cost and
+    network's cost in the budget's unit (else in MACs) that one dimension takes: what takes nothing comes first. `lamp`
+    does so as well, once importance is the root of its part in what is at least as important in its group (Lee et al.,
+    Layer-adaptive sparsity for the magnitude-based pruning, ICLR 2021): no group can be emptied before the others.
+    `auto` is `lamp` where all are inner channels, and `group` where residual streams are cut as well, whose cost and
     importance are of another order, or where every dimension costs the same.
 
     Raises:
@@ -155,13 +157,15 @@ def rank(groups: Groups, importance: Importance, ranking: Ranking, unit: str) ->
     """
     values = _checked(groups, importance)
     if ranking == "auto":
-        ranking = "cost" if unit != "dims" and all(g.kind == "channels" for g in groups) else "group"
+        ranking = "lamp" if unit != "dims" and all(g.kind == "channels" for g in groups) else "group"
     if ranking == "global":
         return values
     if ranking == "group":
         return {name: value / _mean_size(value) for name, value in values.items()}
-    if ranking != "cost":
-        raise ValueError(f"ranking: expected auto, cost, global or group; got {ranking!r}")
+    if ranking == "lamp":
+        values = {name: _part_in_the_best(value) for name, value in values.items()}
+    elif ranking != "cost":
+        raise ValueError(f"ranking: expected auto, cost, global, group or lamp; got {ranking!r}")
     counted = "macs" if unit in ("latency", "auto") else unit
     whole, prices = int(_measure(groups, counted)(groups.cost.widths)), groups.cost.prices(counted)
     return {
@@ -239,6 +243,16 @@ def _measure(groups: Groups, unit: str) -> Callable[[Int], Any]:
         raise ValueError("budget.latency is measured, not computed: call compress.timing.choose_by_latency")
     measure: Callable[[Int], Any] = getattr(groups.cost, unit)
     return measure
+
+
+def _part_in_the_best(value: Float) -> Float:
+    """The root of each number's part in the sum of those that are no smaller: one for the largest, infinities too."""
+    sizes = np.where(np.isfinite(value), np.maximum(value, 0), 0)
+    order = np.argsort(-sizes, kind="stable")
+    sums = np.maximum(np.cumsum(sizes[order]), np.finfo(np.float64).tiny)
+    part = np.empty_like(sizes)
+    part[order] = np.sqrt(sizes[order] / sums)
+    return np.where(np.isposinf(value), np.inf, part)
 
 
 def _mean_size(value: Float) -> float:

@@ -19,10 +19,11 @@ if TYPE_CHECKING:
     from ..task import Task
 
 Line = Callable[[dict[str, Tensor], float], dict[str, Any]]
-Ranking = Literal["auto", "cost", "global", "group"]
+Ranking = Literal["auto", "cost", "global", "group", "lamp"]
 RANKING = (
-    "across groups: importance per unit of the budget's cost, as it is, or relative to its group's mean; "
-    "auto is cost for inner channels alone, and group where streams are cut too or the budget counts dimensions"
+    "across groups: cost is importance per unit of the budget's cost, global as it is, group relative to its group's "
+    "mean, lamp relative to what is no less important in its group, per cost; auto is lamp for inner channels alone, "
+    "and group where streams are cut too or the budget counts dimensions"
 )
 
 
