@@ -141,7 +141,7 @@ def load(model: nn.Module, directory: str | Path) -> nn.Module:
             raise FileNotFoundError(f"{folder}: expected a directory written by save(); it has no {name}")
     plan = Plan.load(folder / "plan.json")
     stored = _checked_weights(model, plan, folder / "model.safetensors")
-    slice_(model, plan)
+    slice_(model, plan, anew=stored)
     with torch.no_grad():
         for name, tensor in model.state_dict(keep_vars=True).items():
             if name in stored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ from .walk import modules_of, tensors_of
 
 
 @torch.no_grad()
-def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+def slice_(
+    model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | None = None, anew: Collection[str] = ()
+) -> nn.Module:
     """Cut what the plan drops out of every tensor, in place; gradients and optimiser state are cut along.
 
-    Dtype, device, memory format, `requires_grad` and ties between parameters are kept.
+    Dtype, device, memory format, `requires_grad` and ties between parameters are kept. Tensors named in `anew` get
+    their shape and no numbers: they are given others.
 
     Raises:
         PlanError: the plan was made for another model; nothing was changed.
@@ -40,7 +44,7 @@ def slice_(model: nn.Module, plan: Plan, *, optimizer: torch.optim.Optimizer | N
         tensor = tensors[name]
         if id(tensor) not in left:
             continue
-        small = _cut(tensor, dims)
+        small = _blank(tensor, plan.shape_of(name, tensor.shape)) if name in anew else _cut(tensor, dims)
         if isinstance(tensor, nn.Parameter):
             small = nn.Parameter(small, requires_grad=tensor.requires_grad)
             if tensor.grad is not None:
@@ -100,6 +104,10 @@ def _cut(tensor: Tensor, dims: dict[int, Any]) -> Tensor:
     for dim, kept in sorted(dims.items()):  # whole rows first: that is the cheap way
         out = out.index_select(dim, torch.as_tensor(kept, device=tensor.device))
     return in_format(out, tensor)
+
+
+def _blank(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    return in_format(torch.empty(shape, dtype=tensor.dtype, device=tensor.device), tensor)
 
 
 def in_format(tensor: Tensor, other: Tensor) -> Tensor:
