@@ -49,7 +49,7 @@ def run(name: str, recipe: Recipe = RECIPE) -> dict[str, Any]:
     row: dict[str, Any] = {"seconds_find": found - start, "smallest": smallest(groups, budget, target)}
     importance = search.importance(recipe.search, model, groups, recipe.seed)
     try:
-        keep = choose(groups, importance, budget, target, ranking=recipe.search.ranking)
+        keep = choose(groups, importance, budget, target, ranking=recipe.search.ranks_by(groups, budget.unit))
     except BudgetError:  # as far as it goes, so that the cut is checked all the same
         least = dict(zip(groups.cost.names, Bounds.of(groups, target).least, strict=True))
         keep = {n: importance[n].argsort(descending=True)[: int(k)].sort().values.numpy() for n, k in least.items()}

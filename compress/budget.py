@@ -149,15 +149,11 @@ def rank(groups: Groups, importance: Importance, ranking: Ranking, unit: str) ->
     network's cost in the budget's unit (else in MACs) that one dimension takes: what takes nothing comes first. `lamp`
     does so as well, once importance is the root of its part in what is at least as important in its group (Lee et al.,
     Layer-adaptive sparsity for the magnitude-based pruning, ICLR 2021): no group can be emptied before the others.
-    `auto` is `lamp` where all are inner channels, and `group` where residual streams are cut as well, whose cost and
-    importance are of another order, or where every dimension costs the same.
 
     Raises:
         ValueError: importance is missing, of another width, or not a number; or the ranking is unknown.
     """
     values = _checked(groups, importance)
-    if ranking == "auto":
-        ranking = "lamp" if unit != "dims" and all(g.kind == "channels" for g in groups) else "group"
     if ranking == "global":
         return values
     if ranking == "group":
@@ -165,7 +161,7 @@ def rank(groups: Groups, importance: Importance, ranking: Ranking, unit: str) ->
     if ranking == "lamp":
         values = {name: _part_in_the_best(value) for name, value in values.items()}
     elif ranking != "cost":
-        raise ValueError(f"ranking: expected auto, cost, global, group or lamp; got {ranking!r}")
+        raise ValueError(f"ranking: expected cost, global, group or lamp; got {ranking!r}")
     counted = "macs" if unit in ("latency", "auto") else unit
     whole, prices = int(_measure(groups, counted)(groups.cost.widths)), groups.cost.prices(counted)
     return {

@@ -180,7 +180,8 @@ class Run:
         notes, left = self._told, self._left
         last = self.round + 1 == recipe.steps
         target = recipe.target if last else recipe.target.model_copy(update={"round_to": 1})  # rounded once, at the end
-        common: dict[str, Any] = {"ranking": recipe.search.ranks_by, "dense": self.plan.widths or None}
+        ranking = recipe.search.ranks_by(groups, recipe.budget.unit)
+        common: dict[str, Any] = {"ranking": ranking, "dense": self.plan.widths or None}
         with self.engine.stage("choose"):
             if recipe.budget.unit == "latency" and recipe.search.settles:
                 keep = choose(groups, importance, Budget(auto=True), target, **common)

@@ -13,6 +13,9 @@ import compress
 from compress.budget import choose, rank
 from compress.groups import Groups
 from compress.recipe import Bound, Budget, Target
+from compress.search.magnitude import Magnitude
+from compress.search.netslim import Netslim
+from compress.search.taylor import Taylor
 
 
 def price(groups: Groups, i: int, unit: str) -> int:
@@ -104,7 +107,7 @@ def test_what_costs_nothing_is_ranked_first_in_its_own_order(monkeypatch: pytest
 
 def test_unknown_ranking_is_named() -> None:
     groups = groups_of("chain")
-    with pytest.raises(ValueError, match="ranking: expected auto, cost, global, group or lamp; got 'best'"):
+    with pytest.raises(ValueError, match="ranking: expected cost, global, group or lamp; got 'best'"):
         rank(groups, random_importance(groups), "best", "macs")  # type: ignore[arg-type]
 
 
@@ -145,10 +148,12 @@ def test_lamp_empties_no_group_before_the_others() -> None:
     assert {n: k.tolist() for n, k in again.items()} == {n: k.tolist() for n, k in by_lamp.items()}
 
 
-def test_auto_is_lamp_for_inner_channels_and_relative_to_the_group_elsewhere() -> None:
+def test_auto_depends_on_what_is_cut_and_on_the_budget() -> None:
     inner, stream = groups_of("chain"), groups_of("residual_stream")
     assert {g.kind for g in inner} == {"channels"} and "residual" in {g.kind for g in stream}
     for groups, unit, ranking in ((inner, "macs", "lamp"), (inner, "dims", "group"), (stream, "macs", "group")):
-        importance = random_importance(groups)
-        auto, named = (rank(groups, importance, r, unit) for r in ("auto", ranking))
-        assert all(np.array_equal(auto[n], named[n]) for n in auto)
+        assert Magnitude.Config().ranks_by(groups, unit) == ranking
+        assert Taylor.Config().ranks_by(groups, unit) == ("cost" if ranking == "group" else ranking)
+        assert Netslim.Config(epochs=1, gamma=1e-4).ranks_by(groups, unit) == ("cost" if ranking == "lamp" else ranking)
+        assert Netslim.Config(epochs=1).ranks_by(groups, unit) == "cost"
+        assert Magnitude.Config(ranking="global").ranks_by(groups, unit) == "global"

@@ -23,7 +23,7 @@ Ranking = Literal["auto", "cost", "global", "group", "lamp"]
 RANKING = (
     "across groups: cost is importance per unit of the budget's cost, global as it is, group relative to its group's "
     "mean, lamp relative to what is no less important in its group, per cost; auto is lamp for inner channels alone, "
-    "and group where streams are cut too or the budget counts dimensions"
+    "and {} where streams are cut too or the budget counts dimensions"
 )
 
 
@@ -31,12 +31,16 @@ class SearchConfig(Strict):
     """The settings of a search; one that trains has those of `Training`, too. One that reads data has `epochs`."""
 
     method: str
-    ranking: Ranking = Field("global", description=RANKING)
+    ranking: Ranking = Field("global", description=RANKING.format("group"))
+
+    def ranks_by(self, groups: Groups, unit: str) -> Ranking:
+        """The ranking that counts for these groups and a budget in this unit."""
+        return self.ranking if self.ranking != "auto" else "lamp" if inner(groups, unit) else self.otherwise
 
     @property
-    def ranks_by(self) -> Ranking:
-        """The ranking that counts, where a setting of the search decides."""
-        return self.ranking
+    def otherwise(self) -> Ranking:
+        """The ranking where streams are cut, whose cost and importance are of another order, or all cost the same."""
+        return "group"
 
     @property
     def reaches_zero(self) -> bool:
@@ -53,6 +57,11 @@ class SearchConfig(Strict):
         """How much of the training data the search reads; None if it needs none."""
         length = getattr(self, "epochs", None)
         return length if isinstance(length, Length) else None
+
+
+def inner(groups: Groups, unit: str) -> bool:
+    """Whether inner channels alone are cut, to a budget that tells them apart."""
+    return unit != "dims" and all(g.kind == "channels" for g in groups)
 
 
 @dataclass

@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from ..curvature import Curvature, Kind, count_of, told
+from ..groups import Groups
 from ..loading import derived
 from ..processes import mean_, world
 from . import Job, Ranking, register_search
@@ -64,8 +65,7 @@ class BayesnasConfig(ScoredConfig):
             )
         return self
 
-    @property
-    def ranks_by(self) -> Ranking:
+    def ranks_by(self, groups: Groups, unit: str) -> Ranking:
         if self.ranking != "auto":
             return self.ranking
         return "global" if self.penalty == "macs" else "cost"

@@ -5,7 +5,8 @@ Han et al., Learning both weights and connections for efficient neural networks,
     importance_u = sum over readers of ||W[:, u]||^2
 
 The squares add up over readers, as the cost of a dimension does: a residual stream, which many read, is worth and costs
-more. Ranked by importance per cost, therefore; as it is, a global ranking empties whole layers.
+more. Weights of different layers are of different size, so layers are compared by `lamp`; as they are, or per cost, a
+strong cut empties whole layers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class MagnitudeConfig(SearchConfig):
     """The squared norm of the columns that read a dimension; needs no data."""
 
     method: Literal["magnitude"] = "magnitude"
-    ranking: Ranking = Field("auto", description=RANKING)
+    ranking: Ranking = Field("auto", description=RANKING.format("group"))
 
 
 @register_search("magnitude")

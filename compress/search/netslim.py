@@ -17,8 +17,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..groups import Group
-from . import RANKING, Job, Ranking, register_search
+from ..groups import Group, Groups
+from . import Job, Ranking, inner, register_search
 from .penalty import Places
 from .scored import Scored, ScoredConfig, gates
 
@@ -27,14 +27,19 @@ class NetslimConfig(ScoredConfig):
     """Joint training of weights and scores with l1 on the scores (Liu et al. 2017)."""
 
     method: Literal["netslim"] = "netslim"
-    ranking: Ranking = Field("auto", description=RANKING)
+    ranking: Ranking = Field(
+        "auto",
+        description="across groups: auto is cost, but with a number as gamma group where streams are cut too or the "
+        "budget counts dimensions",
+    )
     score: Literal["auto", "gate"] = Field(
         "auto", description="auto: with a number as gamma, the scale of batch norms where a group has any"
     )
 
-    @property
-    def ranks_by(self) -> Ranking:
-        return "cost" if self.ranking == "auto" and self.gamma == "auto" else self.ranking
+    def ranks_by(self, groups: Groups, unit: str) -> Ranking:
+        if self.ranking != "auto":
+            return self.ranking
+        return "cost" if self.gamma == "auto" or inner(groups, unit) else "group"
 
 
 @register_search("netslim")

@@ -17,7 +17,7 @@ from torch import Tensor, nn, optim
 
 from ..fields import NotNegative, Positive, Share, Strict, Teaching, Training, parse_number
 from ..gates import attach_
-from ..groups import Group
+from ..groups import Group, Groups
 from ..lean import lean
 from ..optimise import optimiser, rate, set_rate
 from ..task import teaching
@@ -78,8 +78,7 @@ class ScoredConfig(SearchConfig, Training):
             raise ValueError("proximal: a split penalty has thresholds of its own; leave proximal out, or choose l1")
         return self
 
-    @property
-    def ranks_by(self) -> Ranking:
+    def ranks_by(self, groups: Groups, unit: str) -> Ranking:
         if self.ranking != "auto":
             return self.ranking
         return "cost" if self.gamma == "auto" else "global"

@@ -25,10 +25,14 @@ class TaylorConfig(SearchConfig):
     """The squared first-order change of the loss without a dimension (Molchanov et al. 2019)."""
 
     method: Literal["taylor"] = "taylor"
-    ranking: Ranking = Field("cost", description=RANKING)
+    ranking: Ranking = Field("auto", description=RANKING.format("cost"))
     epochs: Length = Field(
         default_factory=lambda: Length(count=50, unit="steps"), description="how much data is read: 1, or 50 steps"
     )
+
+    @property
+    def otherwise(self) -> Ranking:
+        return "cost"
 
 
 @register_search("taylor")
