@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-import compress.page
+import compress.charts
 from compress.page import page
 from compress.report import Report, Row, Side
 
@@ -275,13 +275,13 @@ def test_zeros_stand_apart_and_are_counted() -> None:
 
 def test_stage_that_comes_again_goes_on_from_where_it_ended() -> None:
     records = [{"stage": "search", "epoch": epoch, "loss": float(i)} for i, epoch in enumerate([0, 1, 2, 1, 2])]
-    assert compress.page._series(records, "epoch", "loss") == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
+    assert compress.charts._series(records, "epoch", "loss") == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
 
 
 def test_long_series_is_thinned_and_keeps_its_mean() -> None:
     records = [{"step": i, "loss": float(i % 7)} for i in range(800 * 7)]
-    x, y = compress.page._series(records, "step", "loss")
-    assert len(x) == len(y) == compress.page.POINTS
+    x, y = compress.charts._series(records, "step", "loss")
+    assert len(x) == len(y) == compress.charts.POINTS
     assert np.mean(y) == pytest.approx(3) and np.mean(x) == pytest.approx((800 * 7 - 1) / 2)
 
 
