@@ -29,6 +29,7 @@ STYLE |= dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"
 STYLE |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK)
 STYLE |= dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), GRID)
 FRACTIONS, POINTS = ("accuracy", "top5"), 400
+HEADROOM = 0.12  # above and below curves, as a part of their range
 FITS, DRAWS = ("loss", "task", "primary", "auxiliary", "distil", "features"), ("penalty", "bond")  # terms of losses
 
 
@@ -91,54 +92,63 @@ def _section(title: str, text: str, pictures: list[str], fill: bool = False, **k
 
 
 def _widths(rows: list[Row]) -> str:
-    """Width before and after of every group, in as many columns as keep the picture low."""
+    """What is left of every group as a part of its own width, in as many columns as keep the picture low."""
     columns = 1 if len(rows) <= 3 else 2 if len(rows) <= 40 else 3
-    size = math.ceil(len(rows) / columns)
-    widest, pictures = max([1, *(row.width for row in rows)]), []
+    size, pictures = math.ceil(len(rows) / columns), []
     for start in range(0, len(rows), max(size, 1)):
         part = rows[start : start + size]
         y, left = range(len(part)), [row.kept / max(row.width, 1) for row in part]
         labels = [row.name if len(row.name) <= 20 else f"…{row.name[-19:]}" for row in part]
-        figure, ax = _figure(400, 16 * len(part) + 40, 14 + 6 * max(map(len, labels)), 116, 20, 20)
-        ax.barh(y, [row.width for row in part], color=PALE, height=0.74)
-        ax.barh(y, [row.kept for row in part], color=KEPT, height=0.74)
-        ax.set(xlim=(0, 1.02 * widest), xticks=sorted({0, widest // 2, widest}), yticks=y, yticklabels=labels)
-        right = figure.add_axes((0.76, ax.get_position().y0, 0.14, ax.get_position().height), facecolor="none")
-        right.hlines(y, 0, left, color=KEPT, lw=1.5)
-        right.plot(left, y, "o", color=KEPT, ms=4.5)
-        right.set(xlim=(0, 1.06), xticks=[0, 1], xticklabels=["0", "100%"])
-        right.set(yticks=y, yticklabels=[f"{share:.0%}" for share in left])
-        right.yaxis.tick_right()
-        for axes, title in ((ax, "width"), (right, "left")):
-            axes.set(title=title, ylim=(len(part) - 0.4, -0.6))
-            axes.grid(axis="x")
+        counts = [f"{row.kept} of {row.width}" for row in part]
+        margins = 14 + 6 * max(map(len, labels)), 50 + 6 * max(map(len, counts))
+        figure, ax = _figure(400, 16 * len(part) + 24, *margins, 4, 20)
+        ax.barh(y, [1.0] * len(part), color=PALE, height=0.74)
+        ax.barh(y, left, color=KEPT, height=0.74)
+        ax.set(xlim=(0, 1), xticks=[0, 0.5, 1], xticklabels=["0", "50%", "100%"])
+        ax.set(yticks=y, yticklabels=labels, ylim=(len(part) - 0.4, -0.6))
+        ax.spines["bottom"].set_visible(False)
+        beside = ax.get_yaxis_transform()
+        for i, (share, count) in enumerate(zip(left, counts, strict=True)):
+            for right, text in ((44, f"{share:.0%}"), (margins[1] - 2, count)):
+                at = 1 + right / (400 - sum(margins))
+                ax.text(at, i, text, ha="right", va="center_baseline", transform=beside)
         words = ", ".join(f"{row.name} {row.kept} of {row.width}" for row in part)
         caption = f"groups {start + 1} to {start + len(part)}"
         pictures.append(_svg(figure, f"widths{start}", f"Widths kept in {caption}: {words}", caption))
-    return _section("Widths", "In the network's order.", pictures, columns == 1, dense=PALE, kept=KEPT)
+    text = "In the network's order; each bar is of its group's own width."
+    return _section("Widths", text, pictures, columns == 1, dense=PALE, kept=KEPT)
 
 
 def _importance(report: Report) -> str:
-    """Histograms of the importance: of all groups together, and of the widest."""
+    """Histograms of the importance: of all groups together, relative to the mean of each, and of the widest."""
     kept, parts = {row.name: row.kept for row in report.groups}, {}
+    every: tuple[list[float], list[float]] = ([], [])
     for name, values in report.importance.items():
         if ranked := sorted(filter(math.isfinite, values), reverse=True):
             parts[name] = ranked[: kept.get(name)], ranked[kept.get(name, len(ranked)) :]
+            mean = float(np.abs(ranked).mean()) or 1.0
+            for whole, part in zip(every, parts[name], strict=True):
+                whole.extend(value / mean for value in part)
     widest = sorted(parts, key=lambda name: -len(report.importance[name]))[:WIDEST]
     small = [_histogram(f"part{i}", name, 150, 80, *parts[name]) for i, name in enumerate(parts) if name in widest]
-    every = [[v for part in parts.values() for v in part[i]] for i in (0, 1)]
-    whole = [_histogram("parts", f"all {len(parts)} groups", 400, _beside(small), *every)] if parts else []
-    text = "At the cut. Every picture has a scale of its own."
-    return _section("Importance", text, whole + _small(small), kept=KEPT, dropped=CUT)
+    caption = f"all {len(parts)} groups, relative to the mean of each"
+    together = [_histogram("parts", caption, 400, _beside(small, 84), *every)] if parts else []
+    text = f"At the cut. Every picture has a scale of its own.{_which(len(widest), len(parts))}"
+    return _section("Importance", text, together + _small(small), kept=KEPT, dropped=CUT)
+
+
+def _which(shown: int, groups: int) -> str:
+    """Which groups have pictures of their own, where not all of them have."""
+    return f" Of {groups} groups, the {shown} widest are also shown one by one." if shown < groups else ""
 
 
 def _small(pictures: list[str]) -> list[str]:
     return [f'<div class="grid small" style="--least:9rem">\n{"".join(pictures)}</div>\n'] if pictures else []
 
 
-def _beside(small: list[str]) -> int:
+def _beside(small: list[str], each: int) -> int:
     """The height of a picture that stands beside small ones."""
-    return 34 + 84 * min(max(2, math.ceil(len(small) / 3)), 3)
+    return 34 + each * min(max(2, math.ceil(len(small) / 3)), 3)
 
 
 def _spread(report: Report) -> str:
@@ -148,23 +158,26 @@ def _spread(report: Report) -> str:
         moments = [moment for moment in report.scores if str(moment["stage"]) == stage]
         steps = [moment["step"] for moment in moments]
         small = [
-            _quantiles(f"spread{len(pictures)}-{i}", name, 150, 80, steps, [m["groups"][name] for m in moments])
+            _quantiles(f"spread{len(pictures)}-{i}", name, 150, 92, steps, [m["groups"][name] for m in moments])
             for i, name in enumerate(moments[0]["groups"])
         ]
         whole, every = f"{stage}: all scores", [moment["all"] for moment in moments]
-        pictures += [_quantiles(f"spread{len(pictures)}", whole, 400, _beside(small), steps, every), *_small(small)]
-    text = "As the search went on, by step. Between two lines lies a twentieth of all scores, a tenth of a group's."
+        pictures += [_quantiles(f"spread{len(pictures)}", whole, 400, _beside(small, 96), steps, every), *_small(small)]
+    text = "As the search went on. Lines are quantiles: every 5% of all scores, every 10% within a group."
+    text += _which(max((len(moment["groups"]) for moment in report.scores), default=0), len(report.groups))
     return _section("Scores", text, pictures, median=INK)
 
 
 def _quantiles(key: str, name: str, width: int, height: int, steps: list[int], quantiles: list[list[float]]) -> str:
     """A line for every quantile, and a broad one for the median."""
-    figure, ax = _figure(width, height, 32, 8, 4, 18)
+    figure, ax = _figure(width, height, 32, 16, 4, 32)
+    ax.margins(y=HEADROOM)
     values = np.array(quantiles, dtype=float).reshape(len(steps), -1)
     for i, line in enumerate(values.T):
         middle = 2 * i + 1 == values.shape[1]
         ax.plot(steps, line, color=INK if middle else KEPT, lw=1.6 if middle else 0.9)
     ax.set_ylim(bottom=min(0.0, float(np.nanmin(values, initial=0.0))))
+    ax.set_xlabel("step", labelpad=1)
     ax.grid()
     _ticks(ax.xaxis, 2 + width // 100)
     _ticks(ax.yaxis, 2 + height // 50)
@@ -175,7 +188,7 @@ def _quantiles(key: str, name: str, width: int, height: int, steps: list[int], q
 
 def _histogram(key: str, name: str, width: int, height: int, kept: list[float], dropped: list[float]) -> str:
     """How many dimensions have which importance, the dropped ones on top of those that are kept."""
-    figure, ax = _figure(width, height, 8, 8, 4, 18)
+    figure, ax = _figure(width, height, 8, 20, 4, 18)  # the last number at the axis is as broad as that
     every = np.array(kept + dropped)
     above = every[every != 0] if every.min() == 0 < every.max() else every
     low, high = above.min(), above.max()
@@ -195,7 +208,7 @@ def _histogram(key: str, name: str, width: int, height: int, kept: list[float], 
         low = far
     ax.set_xlim(low, high)
     ax.spines["left"].set_visible(False)
-    _ticks(ax.xaxis, 2 + width // 100)
+    _ticks(ax.xaxis, 2 + width // 200)
     words = f"Importance of {name}: {len(kept)} kept and {len(dropped)} dropped, "
     words += f"from {every.min():.3g} to {every.max():.3g}"
     return _svg(figure, key, words, name)
@@ -225,6 +238,7 @@ def _curves(report: Report) -> str:
         others = sorted(set(series) - {*FITS, *DRAWS}, key=lambda name: (not name.startswith("val_"), name))
         for chosen in [*filter(None, terms), *([name] for name in others)]:
             figure, ax = _figure(360, 200, 46, 12, 22, 36)
+            ax.margins(y=HEADROOM)
             for name, colour in zip(chosen, (KEPT, CUT, MORE, LAST, INK), strict=False):
                 marker = "o" if len(series[name][0]) <= 40 else ""
                 ax.plot(*series[name], color=colour, lw=1.5, marker=marker, ms=3.5, label=name)
@@ -239,7 +253,9 @@ def _curves(report: Report) -> str:
             ax.grid()
             _ticks(ax.xaxis, 6)
             _ticks(ax.yaxis, 5, percent=metric in FRACTIONS)
-            pictures.append(_svg(figure, f"curve{len(pictures)}", f"{', '.join(chosen)} by {unit}", stage))
+            what = "terms of the loss" if chosen[1:] else chosen[0].replace("val_", "validation ", 1)
+            words, caption = f"{', '.join(chosen)} by {unit}", f"{stage}: {what}"
+            pictures.append(_svg(figure, f"curve{len(pictures)}", words, caption))
     return _section("Curves", "", pictures)
 
 

@@ -11,9 +11,12 @@ from typing import Any
 import yaml
 
 from .charts import FRACTIONS, charts, shown
-from .report import Report, amount, export_report
+from .reading import RecipeError
+from .recipe import Recipe
+from .report import Report, amount, export_report, timed
 
 BAR = '<span class="bar"><i class="{}" style="width:{:.1%}"></i></span>'
+REFUSED = ("name", "reason", "width")
 UNITS = {"macs": "MACs", "params": "parameters", "dims": "dimensions"}
 CSS = """
 :root{color-scheme:light dark;--back:#f4f6f9;--card:#fff;--text:#1b2330;--soft:#5a6575;--grid:#d5dbe4;--pale:#c8d5ea;
@@ -42,7 +45,8 @@ td:nth-child(n+3),th:nth-child(n+3),.sides td+td,.sides th+th{text-align:right}
 .bar{min-width:3.4rem;margin-top:.35em;background:var(--pale)}
 .bar .kept{background:var(--kept)}.bar .cut{background:var(--cut)}.bar .pale{background:var(--pale)}
 td:nth-child(2){min-width:4.6rem}body>details{margin:.8rem 0}summary{cursor:pointer;font-weight:600;margin-bottom:.3rem}
-pre{margin:0;overflow-x:auto;columns:17rem;font:.85rem/1.45 ui-monospace,Menlo,monospace}
+pre{margin:0;overflow-x:auto;font:.85rem/1.45 ui-monospace,Menlo,monospace}
+.columns{columns:17rem}.columns span{display:block;break-inside:avoid}details details{margin-top:.8rem}
 @media print{body{background:none;padding:0;font-size:11px}h2,h2+p{break-after:avoid}
 .card,figure,tr{break-inside:avoid}
 *{print-color-adjust:exact}pre{white-space:pre-wrap}details::details-content{content-visibility:visible}}
@@ -58,13 +62,28 @@ HEAD = f"""<!DOCTYPE html>
 def page(report: Report) -> str:
     """Lay the report out as one HTML document: numbers, pictures and tables, no script, nothing loaded from outside."""
     method = (report.recipe.get("search") or {}).get("method")
-    title = f"Pruned by {method}" if method else "Pruned"
+    name = report.origin.get("model")
+    title = (f"{name} pruned" if name else "Pruned") + (f" by {method}" if method else "")
     for unit, left in (report.recipe.get("budget") or {}).items():
         title += f" to {100 * left:.4g}% of the {UNITS.get(unit, unit)}" if isinstance(left, float) else ""
-    cut = f"{sum(row.kept < row.width for row in report.groups)} of {len(report.groups)} groups cut"
-    body = f"<h1>{escape(title)}</h1>\n<p>{cut}, {len(report.refused)} left alone</p>\n"
+    body = f"<h1>{escape(title)}</h1>\n<p>{_origin(report)}{_exactness(report)}</p>\n"
     body += _tiles(report) + charts(report) + _tables(report)
     return f"{HEAD}<title>{escape(title)}</title></head>\n<body>\n{body}</body>\n</html>\n"
+
+
+def _origin(report: Report) -> str:
+    """What tells the report from others."""
+    said = [part for part in report.came_from() if part != report.origin.get("model")]  # which is in the title
+    return f"{escape(', '.join(said))}<br>\n" if said else ""
+
+
+def _exactness(report: Report) -> str:
+    """How many groups were proved, and what that means; how many of them were cut, and how many left alone."""
+    count, cut = len(report.groups), sum(row.kept < row.width for row in report.groups)
+    proved = f"{count} group{' was' if count == 1 else 's were'} proved exact before the search: on the example "
+    proved += "inputs, cutting dimensions out gives what setting them to zero gives. "
+    left = f"{len(report.refused)} other{'s' * (len(report.refused) != 1)} left alone"
+    return f"{proved * bool(count)}{cut} of {count} cut, {left}."
 
 
 def _tiles(report: Report) -> str:
@@ -79,9 +98,10 @@ def _tiles(report: Report) -> str:
         tiles.append((f"{name} left", f"{after / max(before, 1):.1%}", bars))
     dense, compact = report.dense.latency_ms, report.pruned.latency_ms
     if dense is not None and compact is not None:
-        spreads = [report.dense.latency_spread_ms, report.pruned.latency_spread_ms]
-        first, last = ("" if spread is None else f" ± {spread:.2g}" for spread in spreads)
-        bars = {"dense": (dense, f"{dense:.4g}{first} ms"), "compact": (compact, f"{compact:.4g}{last} ms")}
+        bars = {
+            "dense": (dense, f"{timed(dense, report.dense.latency_spread_ms)} ms"),
+            "compact": (compact, f"{timed(compact, report.pruned.latency_spread_ms)} ms"),
+        }
         tiles[2] = "latency speed-up", f"{dense / (compact or math.nan):.2f}x", bars  # says more than the dimensions
     metrics = {"dense": report.dense.metrics, "after the cut": report.sliced, "compact": report.pruned.metrics}
     for name in dict.fromkeys(name for values in metrics.values() for name, v in values.items() if v is not None):
@@ -115,20 +135,42 @@ def _tables(report: Report) -> str:
         [row.name, row.kind, row.width, row.kept, row.kept / max(row.width, 1), amount(row.params), amount(row.macs)]
         for row in report.groups
     ]
-    times = [[k, timedelta(seconds=round(s)) if 60 <= s < 1e9 else f"{s:.3g} s"] for k, s in report.seconds.items()]
-    recipe = yaml.safe_dump(json.loads(json.dumps(report.recipe, default=str)), sort_keys=False, allow_unicode=True)
+    times = [
+        [stage, timedelta(seconds=round(s)) if 60 <= s < 1e9 else f"{s:.3g} s"]
+        for stage, s in report.seconds.items()
+        if not s < 0.001  # there was nothing to do
+    ]
     blocks = [
         ("Groups", _table(groups, "name", "kind", "width", "kept", "", "params/dim", "MACs/dim")),
-        ("Left alone", _table([[r.get(k) for k in ("name", "reason", "width")] for r in report.refused])),
+        ("Left alone", _table([[r.get(k) for k in REFUSED] for r in report.refused], *REFUSED)),
         ("Exported", _exported(report.export)),
         ("Notes", _table([[note] for note in report.notes])),
         ("Time", _table(times)),
         ("Machine", _table([[name, str(value)] for name, value in report.machine.items()])),
-        ("Recipe", f"<pre>{escape(recipe)}</pre>" if report.recipe else ""),
+        ("Recipe", _recipe(report.recipe)),
     ]
     folds = [f"<details open><summary>{title}</summary>\n{body}</details>\n" * bool(body) for title, body in blocks]
-    wide = folds[2] + folds[0].replace(" open", "", len(groups) > 40) + folds[1].replace(" open", "", 1)
+    wide = folds[2] + folds[0].replace(" open", "", len(groups) > 40)
+    wide += folds[1].replace(" open", "", len(report.refused) > 12)
     return f'{wide}<div class="grid" style="--least:18rem">\n{"".join(folds[3:-1])}</div>\n{folds[-1]}'
+
+
+def _recipe(recipe: dict[str, Any]) -> str:
+    """What the recipe has that is no default, and all of it, folded."""
+    whole = "".join(f"<span>{escape(_yaml({key: value}))}</span>" for key, value in recipe.items())  # none is divided
+    try:
+        read = Recipe.load(recipe)
+        own = read.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    except RecipeError:  # of another version, or with a search that is not registered here
+        return f'<pre class="columns">{whole}</pre>' if recipe else ""
+    own["search"] = {"method": read.search.method, **own.get("search", {})}
+    short = f"<p>What differs from the defaults.</p>\n<pre>{escape(_yaml(own))}</pre>\n"
+    return f'{short}<details><summary>With all defaults</summary>\n<pre class="columns">{whole}</pre></details>\n'
+
+
+def _yaml(data: dict[str, Any]) -> str:
+    text: str = yaml.safe_dump(json.loads(json.dumps(data, default=str)), sort_keys=False, allow_unicode=True)
+    return text
 
 
 def _exported(export: dict[str, Any]) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from rich.console import Console
 from rich.console import Group as Stack
 from rich.table import Table
 from rich.text import Text
+from torch import nn
 
 from .groups import Groups
 
@@ -58,6 +61,7 @@ class Report:
     recipe: dict[str, Any] = field(default_factory=dict)
     export: dict[str, Any] = field(default_factory=dict)  # of the file for deployment: an ExportReport as plain data
     machine: dict[str, Any] = field(default_factory=dict)  # device, threads, batch size of the latency, versions
+    origin: dict[str, Any] = field(default_factory=dict)  # model, seed, date and version of the library: see origin()
 
     @classmethod
     def of(cls, groups: Groups, keep: dict[str, Any]) -> Report:
@@ -96,7 +100,7 @@ class Report:
             raise ValueError(f"{path}: not a report, or a damaged one ({type(error).__name__}: {error})") from error
 
     def __rich__(self) -> Stack:
-        head = Table(title="dense and pruned", title_justify="left")
+        head = Table(title=", ".join(["dense and pruned", *self.came_from()]), title_justify="left")
         for column in ("", "dense", "pruned", "left"):
             head.add_column(column, justify="left" if not column else "right")
         for label, a, b in (
@@ -105,7 +109,7 @@ class Report:
         ):
             head.add_row(label, amount(a), amount(b), f"{b / a:.1%}" if a else "-")
         if self.dense.latency_ms and self.pruned.latency_ms:
-            texts = [f"{s.latency_ms:.3g} ± {s.latency_spread_ms or 0:.1g} ms" for s in (self.dense, self.pruned)]
+            texts = [f"{timed(s.latency_ms or 0, s.latency_spread_ms)} ms" for s in (self.dense, self.pruned)]
             head.add_row("latency", *texts, f"{self.pruned.latency_ms / self.dense.latency_ms:.1%}")
         for metric, value in self.dense.metrics.items():
             after, cut = self.pruned.metrics.get(metric), self.sliced.get(metric)
@@ -134,6 +138,11 @@ class Report:
             *[Text(f"note: {note}", style="yellow") for note in self.notes],
         )
 
+    def came_from(self) -> list[str]:
+        """What tells this report from others: the model's class, the seed, when the run began, and by which version."""
+        words = {"model": "", "seed": "seed ", "date": "", "version": "compress "}
+        return [f"{word}{self.origin[key]}" for key, word in words.items() if key in self.origin]
+
     def show(self) -> None:
         Console().print(self)
 
@@ -148,6 +157,26 @@ def export_report(data: dict[str, Any]) -> Any:
 def shown(metric: str, value: float) -> str:
     """A measurement as people read it: accuracies in percent."""
     return f"{100 * value:.2f} %" if metric in ("accuracy", "top5") else f"{value:.4g}"
+
+
+def timed(value: float, spread: float | None) -> str:
+    """A time and its spread, to the digits that the spread leaves.
+
+    >>> timed(0.6641, 0.14), timed(38.4219, 0.612), timed(1234.5, 123.0), timed(0.6641, None)
+    ('0.66 ± 0.14', '38.42 ± 0.61', '1234 ± 123', '0.6641')
+    """
+    if spread is None or not 0 < spread < math.inf:
+        return f"{value:.4g}" if spread is None else f"{value:.4g} ± {spread:.2g}"
+    digits = max(0, 1 - math.floor(math.log10(spread)))
+    return f"{value:.{digits}f} ± {spread:.{digits}f}"
+
+
+def origin(model: nn.Module, seed: int) -> dict[str, Any]:
+    """What a run is told from others by; it is taken at the start, and a run that goes on keeps it."""
+    from . import __version__
+
+    date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return {"model": type(model).__name__, "seed": seed, "date": date, "version": __version__}
 
 
 def machine(device: torch.device, batch_size: int) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from .preflight import NotReady, Ready, check_groups, make_ready
 from .processes import agree_, agreed, first, rank, world
 from .recipe import Budget, Recipe
 from .remarks import gone_to_zero, zeros
-from .report import Report, machine
+from .report import Report, machine, origin
 from .search import Job, Search, search_class
 from .share import accumulated, shared
 from .shell import shell, teacher_of
@@ -58,6 +58,7 @@ class Run:
         self.compact = copy.deepcopy(model).to(engine.device)
         lay_out_(self.compact, engine)
         agree_(self.compact)
+        engine.facts["origin"] = agreed(origin(model, recipe.seed))
         self.plan = Plan({}, {})
         self.round = 0
         self.report: Report | None = None
@@ -100,9 +101,7 @@ class Run:
                 if found[1].get("run") != engine.facts["run"]:
                     raise ValueError(f"{store.path}: of another run than {IDENTITY} beside it; start anew elsewhere")
                 if isinstance(run.train, Iterator):
-                    raise NotReady(
-                        "train: a run on an iterator, which is read only once, cannot be resumed; start anew"
-                    )
+                    raise NotReady("train: a run on an iterator, which is read only once, cannot be resumed; restart")
                 run._go_on(*found)
             with tracking(engine, recipe, workdir):
                 yield run
@@ -276,7 +275,7 @@ class Run:
             side.latency_ms, side.latency_spread_ms = time.median, time.spread
         report.pruned.params = sum(p.numel() for p in self.compact.parameters())  # with biases that compensation made
         report.history, report.seconds = engine.history, engine.seconds
-        report.scores = engine.facts.get("scores", [])
+        report.scores, report.origin = engine.facts.get("scores", []), engine.facts.get("origin", {})
         report.recipe = self.recipe.model_dump(mode="json", exclude_none=True)
         report.machine = machine(engine.device, timing.batch_size)
         if engine.config.channels_last:

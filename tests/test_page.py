@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import functools
+import io
 import json
 import math
 import re
 import shutil
 import subprocess
+from datetime import datetime, timezone
 from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
+import torch
 import yaml
+from pages import REPORTS, Document, drawn, made_up, outlines
+from rich.console import Console
+from torch import nn
 
-import compress.charts
+import compress
 from compress.page import page
-from compress.report import Report, Row, Side
+from compress.recipe import Recipe
+from compress.report import Report
 
 needs_chromium = pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium to look at the page")
 SCHEMES = {"dark": "--blink-settings=preferredColorScheme=0", "light": "--blink-settings=preferredColorScheme=1"}
@@ -27,111 +31,7 @@ PALETTE = {  # background, kept, cut
     "light": ((244, 246, 249), (36, 96, 216), (224, 123, 44)),
     "dark": ((16, 20, 26), (114, 166, 255), (242, 163, 95)),
 }
-VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert(1)</script>"
-
-
-def made_up(groups: int = 8, trained: bool = True) -> Report:
-    """What a pruning of a network with so many groups might have reported."""
-    rng = np.random.default_rng(0)
-    rows, importance = [], {}
-    for i in range(groups):
-        width = 16 * 2 ** (4 * i // groups)
-        row = Row(f"layer{i}.conv", "channels", width, int(rng.integers(2, width)), 9 * width, 900 * width)
-        rows.append(row)
-        importance[row.name] = rng.permutation(
-            np.concatenate([rng.uniform(0.5, 1, row.kept), rng.uniform(0, 0.5, width - row.kept)])
-        ).tolist()
-    report = Report(Side(25_557_032, 4_089_284_608), Side(12_853_224, 2_039_284_608), rows, [])
-    report.seconds = {"search": 0.4}
-    report.recipe = {"search": {"method": "magnitude"}, "budget": {"macs": 0.5, "params": None}, "seed": 3}
-    if trained:
-        report.dense.metrics, report.dense.latency_ms = {"accuracy": 0.9414, "mAP": 41.25}, 38.42
-        report.pruned.metrics, report.pruned.latency_ms = {"accuracy": 0.9372, "mAP": 40.5}, 22.17
-        report.dense.latency_spread_ms, report.pruned.latency_spread_ms = 0.61, 0.43
-        report.sliced = {"accuracy": 0.6121}
-        report.importance = importance
-        report.refused = [{"name": "fc", "kind": "output", "width": 1000, "reason": "the network's output"}]
-        report.notes = ["2 groups are at min_keep"]
-        report.seconds = {"search": 812.3, "finetune": 7421.0}
-        report.machine = {"device": "cpu", "threads": 2}
-        for step in range(0, 1001, 25):
-            spread = {name: np.quantile(values, np.linspace(0, 1, 11)).tolist() for name, values in importance.items()}
-            every = np.quantile(
-                [value for values in importance.values() for value in values], np.linspace(0, 1, 21)
-            ).tolist()
-            widest = dict(sorted(spread.items(), key=lambda pair: -len(importance[pair[0]]))[:9])
-            report.scores.append({"stage": "search", "step": step, "all": every, "groups": widest})
-        for step in range(1000):
-            loss = {"loss": 3 - step / 500, "task": 2 - step / 500, "penalty": 1.0, "lr": 0.1}
-            report.history.append({"stage": "search", "step": step, "epoch": step / 100, **loss})
-        for epoch in range(5):
-            report.history.append({"stage": "finetune", "step": 9 * epoch, "epoch": epoch, "loss": 1 / (1 + epoch)})
-            report.history.append({"stage": "finetune", "step": 9 * epoch, "epoch": epoch, "val_accuracy": 0.9})
-    return report
-
-
-class Document(HTMLParser):
-    """Elements in order as (tag, attributes, text); fails on bad nesting."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict, list[str]]] = []
-        self.inside: list[list[str]] = []
-        self.feed(text)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        assert len(dict(attrs)) == len(attrs), f"{tag} has an attribute twice: {attrs}"
-        self.elements.append((tag, dict(attrs), []))
-        if tag not in VOID:
-            self.open.append(tag)
-            self.inside.append(self.elements[-1][2])
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs), []))
-
-    def handle_endtag(self, tag):
-        assert self.open and self.open.pop() == tag
-        self.inside.pop()
-
-    def handle_data(self, data):
-        for text in self.inside:
-            text.append(data)
-
-    def all(self, tag: str, **attributes: str) -> list[tuple[dict, str]]:
-        return [
-            (attrs, "".join(text))
-            for name, attrs, text in self.elements
-            if name == tag and all(attrs.get(k.rstrip("_")) == v for k, v in attributes.items())
-        ]
-
-
-def svg_of(html: str, label: str) -> str:
-    """The one picture whose label begins so."""
-    (found,) = re.findall(rf'<svg[^>]*aria-label="{label}.*?</svg>', html, flags=re.DOTALL)
-    return found
-
-
-def outlines(svg: str, colour: str) -> list[np.ndarray]:
-    """Corners of the shapes that are filled with a colour of the page."""
-    paths = re.findall(rf'<path d="([^"]*)"[^>]*fill: var\(--{colour}\)', svg)
-    return [np.array(re.findall(r"[ML] (\S+) (\S+)", path), dtype=float) for path in paths]
-
-
-REPORTS = {
-    "full": made_up(),
-    "training-free": made_up(3, trained=False),
-    "many groups": made_up(150),
-    "nothing": Report(Side(0, 0), Side(0, 0), [], []),
-}
-
-
-@functools.cache
-def drawn(name: str) -> str:
-    return page(REPORTS[name])
 
 
 @pytest.fixture(params=REPORTS)
@@ -164,20 +64,6 @@ def test_same_report_gives_the_same_page(pair) -> None:
     assert page(pair[0]) == pair[1]
 
 
-def test_every_picture_is_there_with_a_label_and_scales() -> None:
-    expected = {
-        "full": 2 + 2 * (1 + 8) + (3 + 2),  # widths, importance and scores of all and of each, curves of two stages
-        "training-free": 1,
-        "many groups": 3 + 2 * (1 + 9) + 5,
-        "nothing": 0,
-    }
-    for name in REPORTS:
-        pictures = Document(drawn(name)).all("svg")
-        assert len(pictures) == expected[name], name
-        for attrs, _ in pictures:
-            assert attrs["role"] == "img" and attrs["aria-label"] and attrs["viewbox"].startswith("0 0 ")
-
-
 def test_text_and_colours_of_pictures_follow_the_page(pair) -> None:
     texts = Document(pair[1]).all("text")
     assert bool(texts) == bool(pair[0].groups) and all("fill: currentColor" in attrs["style"] for attrs, _ in texts)
@@ -200,24 +86,15 @@ def test_bars_are_as_long_as_the_numbers_say() -> None:
         (card,) = re.findall(rf'<div class="card">{label}.*?</div>', html)
         assert [float(part) for part in re.findall(r"width:([\d.]+)%", card)] == expected
     rows, pictures = REPORTS["full"].groups, re.findall(r'<svg[^>]*aria-label="Widths.*?</svg>', html, flags=re.DOTALL)
+    lengths: dict[str, np.ndarray] = {}
     for colour, widths in (("pale", [row.width for row in rows]), ("kept", [row.kept for row in rows])):
         bars = np.array([np.ptp(bar[:, 0]) for svg in pictures for bar in outlines(svg, colour) if len(bar) == 4])
-        assert bars / bars[0] == pytest.approx(np.array(widths) / widths[0], rel=1e-3)
-
-
-def test_histograms_have_the_area_of_what_is_kept_and_dropped() -> None:
-    report = REPORTS["full"]
-    html = page(report)
-    for row in report.groups:
-        svg = svg_of(html, f"Importance of {re.escape(row.name)}: {row.kept} kept and {row.width - row.kept} dropped")
-        kept, dropped = (
-            sum(
-                abs(np.dot(p[:, 0], np.roll(p[:, 1], 1)) - np.dot(p[:, 1], np.roll(p[:, 0], 1)))
-                for p in outlines(svg, c)
-            )
-            for c in ("kept", "cut")
-        )
-        assert kept / dropped == pytest.approx(row.kept / (row.width - row.kept), rel=1e-3)
+        lengths[colour] = bars
+        assert len(bars) == len(widths)
+    shares = [row.kept / row.width for row in rows]  # every bar is of its group's own width
+    assert lengths["kept"] / lengths["pale"] == pytest.approx(shares, rel=1e-3)
+    beside = [text for _, text in Document("".join(pictures)).all("text") if " of " in text]
+    assert beside == [f"{row.kept} of {row.width}" for row in rows]
 
 
 def test_table_has_every_group_as_the_report_has_it() -> None:
@@ -233,56 +110,85 @@ def test_table_has_every_group_as_the_report_has_it() -> None:
 
 def test_recipe_times_machine_notes_and_reasons_are_told() -> None:
     document = Document(drawn("full"))
-    ((_, recipe),) = document.all("pre")
+    (_, own), (_, recipe) = document.all("pre")
     assert yaml.safe_load(recipe) == REPORTS["full"].recipe
-    assert document.all("h1")[0][1] == "Pruned by magnitude to 50% of the MACs"
+    assert yaml.safe_load(own) == {"budget": {"macs": 0.5}, "search": {"method": "magnitude"}, "seed": 3}
     text = " ".join(text for _, text in document.all("details"))
     for expected in ("the network's output", "2 groups are at min_keep", "0:13:32", "2:03:41", "device"):
         assert expected in text
 
 
-def test_curves_show_the_dense_value_and_every_stage() -> None:
-    html = drawn("full")
-    captions = [text for _, text in Document(html).all("figcaption")]
-    assert captions.count("search") == 3 and captions.count("finetune") == 2  # task, penalty, lr; loss, accuracy
-    curve = svg_of(html, "val_accuracy by epoch")
-    assert "dense 94.14%" in curve and "cut 61.21%" in curve and "stroke-dasharray" in html
+def test_two_reports_can_be_told_apart() -> None:
+    document = Document(drawn("full"))
+    title = "ResNet pruned by magnitude to 50% of the MACs"
+    assert document.all("h1")[0][1] == document.all("title")[0][1] == title
+    assert "seed 3, 2024-02-29 12:00 UTC, compress 1.2.3" in document.all("p")[0][1]
+    assert (
+        Document(drawn("training-free")).all("h1")[0][1] == "Pruned by magnitude to 50% of the MACs"
+    )  # of an old file
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(REPORTS["full"])
+    assert "ResNet, seed 3, 2024-02-29 12:00 UTC, compress 1.2.3" in console.export_text()
 
 
-def test_scores_are_drawn_as_the_search_left_them() -> None:
-    moments = REPORTS["full"].scores
-    svg = svg_of(drawn("full"), "Scores, search: all scores")
-    words = f"{moments[0]['all'][0]:.3g} to {moments[0]['all'][-1]:.3g} at step 0"
-    assert words in svg and "at step 1000" in svg
-    lines = re.findall(r'<path d="([^"]*)"[^>]*stroke: var\(--kept\)', svg)
-    assert len(lines) == 20  # quantiles, and the median apart
-    heights = sorted((float(re.findall(r"[ML] \S+ (\S+)", line)[-1]) for line in lines), reverse=True)
-    expected = np.delete(moments[-1]["all"], 10)
-    assert np.diff(heights) / np.diff(expected) == pytest.approx(
-        np.full(19, np.ptp(heights) / -np.ptp(expected)), rel=1e-3
+def test_origin_is_that_of_the_run_and_old_files_have_none(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    before = datetime.now(timezone.utc).replace(second=0, microsecond=0)
+    recipe = {"budget": {"macs": 0.5}, "seed": 7}
+    report = compress.prune(model, recipe, example_inputs=torch.ones(1, 3, 8, 8), quiet=True).report
+    date = datetime.strptime(report.origin.pop("date"), "%Y-%m-%d %H:%M %Z").replace(tzinfo=timezone.utc)
+    assert before <= date <= datetime.now(timezone.utc)
+    assert report.origin == {"model": "Sequential", "seed": 7, "version": compress.__version__}
+    data = json.loads(report.to_json())
+    (tmp_path / "report.json").write_text(json.dumps(data))
+    assert Report.load(tmp_path / "report.json") == report
+    del data["origin"]
+    (tmp_path / "report.json").write_text(json.dumps(data))
+    assert Report.load(tmp_path / "report.json").origin == {}
+    times = re.findall(r"<summary>Time</summary>.*?</table>", page(report), flags=re.DOTALL)
+    assert "timing" in times[0] and "evaluate" not in times[0]  # there were no data
+
+
+def test_page_says_how_many_groups_were_proved_and_left_alone() -> None:
+    said = Document(drawn("full")).all("p")[0][1]
+    assert "8 groups were proved exact" in said and "8 of 8 cut, 1 other left alone." in said
+    report = made_up(1, trained=False)
+    report.groups[0].kept = report.groups[0].width
+    assert "1 group was proved exact" in page(report) and "0 of 1 cut, 0 others left alone." in page(report)
+    assert "proved" not in drawn("nothing")
+
+
+def test_short_list_of_what_is_left_alone_is_open_and_a_long_one_is_not() -> None:
+    report = made_up(1, trained=False)
+    for count, opened in ((12, True), (13, False)):
+        report.refused = [{"name": f"fc{i}", "kind": "output", "width": 3, "reason": "why"} for i in range(count)]
+        (opening,) = re.findall(r"<details( open)?><summary>Left alone", page(report))
+        assert bool(opening) == opened
+
+
+@pytest.mark.parametrize("name", ["netslim", "bayesnas", "rarts", "magnitude"])
+def test_short_recipe_means_what_the_whole_one_does(name: str) -> None:
+    report = made_up(1, trained=False)
+    trained = {} if name == "magnitude" else {"epochs": "30 steps", "lr": 0.02}
+    whole = Recipe.load(
+        {
+            "budget": {"params": "40%"},
+            "search": {"method": name, **trained},
+            "target": {"round_to": 8, "exclude": ["fc"]},
+            "finetune": {"epochs": 6, "lr": 0.05, "distill": {"temperature": 4, "weight": 0.5}},
+        }
     )
+    report.recipe = whole.model_dump(mode="json", exclude_none=True)
+    (_, own), (_, everything) = Document(page(report)).all("pre")
+    assert Recipe.load(yaml.safe_load(own)) == Recipe.load(yaml.safe_load(everything)) == whole
+    assert len(own.splitlines()) <= 16 and "seed" not in own and "seed" in everything
 
 
-def test_zeros_stand_apart_and_are_counted() -> None:
-    report = made_up(1)
-    report.groups[0].kept = 6
-    report.importance = {report.groups[0].name: [0.0] * 10 + [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
-    svg = svg_of(page(report), "Importance of all 1 groups: 6 kept and 10 dropped, from 0 to 6")
-    assert ">10 at 0<" in svg
-    first = min(float(corner[:, 0].max()) for corner in outlines(svg, "cut"))
-    assert first < min(float(corner[:, 0].min()) for corner in outlines(svg, "kept"))
-
-
-def test_stage_that_comes_again_goes_on_from_where_it_ended() -> None:
-    records = [{"stage": "search", "epoch": epoch, "loss": float(i)} for i, epoch in enumerate([0, 1, 2, 1, 2])]
-    assert compress.charts._series(records, "epoch", "loss") == ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4])
-
-
-def test_long_series_is_thinned_and_keeps_its_mean() -> None:
-    records = [{"step": i, "loss": float(i % 7)} for i in range(800 * 7)]
-    x, y = compress.charts._series(records, "step", "loss")
-    assert len(x) == len(y) == compress.charts.POINTS
-    assert np.mean(y) == pytest.approx(3) and np.mean(x) == pytest.approx((800 * 7 - 1) / 2)
+def test_recipe_that_cannot_be_read_is_shown_whole() -> None:
+    report = made_up(1, trained=False)
+    report.recipe = {"search": {"method": "of_somebody", "gamma": 3}, "budget": {"macs": 0.5}}
+    ((_, recipe),) = Document(page(report)).all("pre")
+    assert yaml.safe_load(recipe) == report.recipe
 
 
 def test_sections_without_data_are_left_out() -> None:
@@ -290,7 +196,7 @@ def test_sections_without_data_are_left_out() -> None:
     assert headings["full"] == ["Widths", "Importance", "Scores", "Curves"]
     assert headings["training-free"] == ["Widths"] and headings["nothing"] == []
     folds = [text for _, text in Document(drawn("training-free")).all("summary")]
-    assert folds == ["Groups", "Time", "Recipe"]
+    assert folds == ["Groups", "Time", "Recipe", "With all defaults"]
 
 
 def test_hostile_names_are_text() -> None:
@@ -302,6 +208,7 @@ def test_hostile_names_are_text() -> None:
     report.notes = [HOSTILE, "a & b"]
     report.refused = [{"name": HOSTILE, "width": 3, "reason": HOSTILE}]
     report.seconds, report.machine = {HOSTILE: 1.0}, {HOSTILE: HOSTILE}
+    report.origin = {"model": HOSTILE, "seed": HOSTILE, HOSTILE: HOSTILE}
     report.recipe = {"search": {"method": HOSTILE}, "budget": {HOSTILE: 0.5, "macs": None}, HOSTILE: [HOSTILE]}
     report.dense.metrics[HOSTILE] = report.pruned.metrics[HOSTILE] = report.sliced[HOSTILE] = 1.0
     report.history += [{"stage": HOSTILE, "step": 1, HOSTILE: 1.0, f"val_{HOSTILE}": 2.0}]
@@ -334,14 +241,6 @@ def test_numbers_that_are_none_are_shown_as_such(bad: float) -> None:
     assert str(bad) in tile and "94.14%" in tile
     for svg in re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL):
         assert not re.search(r'\bd="[^"]*(nan|inf)', svg)
-
-
-def test_page_leaves_the_settings_of_matplotlib_alone() -> None:
-    expected = drawn("training-free")
-    with matplotlib.rc_context({"font.size": 23.0, "svg.fonttype": "path", "axes.grid": True}):
-        before = dict(matplotlib.rcParams)
-        assert page(REPORTS["training-free"]) == expected
-        assert dict(matplotlib.rcParams) == before
 
 
 def browse(folder: Path, html: str, *flags: str) -> tuple[str, str]:

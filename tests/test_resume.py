@@ -86,6 +86,17 @@ def test_stopped_run_goes_on_to_the_same_bits(after: int, undisturbed: compress.
     assert again.report.scores == undisturbed.report.scores
 
 
+def test_resumed_run_keeps_the_date_of_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    train, val = small()
+    monkeypatch.setattr("compress.run.origin", lambda model, seed: {"date": "the first"})
+    with pytest.raises(Stop):
+        compress.prune(dense(), FULL, train=Stopping(train, 4), val=val, workdir=tmp_path, quiet=True)
+    monkeypatch.setattr("compress.run.origin", lambda model, seed: {"date": "the second"})
+    train, val = small()
+    again = compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+    assert again.report.origin == {"date": "the first"}
+
+
 def test_stop_of_a_stop_goes_on_too(undisturbed: compress.Pruned, tmp_path: Path) -> None:
     for after in (3, 4, 5):  # each attempt gets a little further
         train, val = small()
