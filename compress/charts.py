@@ -100,7 +100,7 @@ def _widths(rows: list[Row]) -> str:
         y, left = range(len(part)), [row.kept / max(row.width, 1) for row in part]
         labels = [row.name if len(row.name) <= 20 else f"…{row.name[-19:]}" for row in part]
         counts = [f"{row.kept} of {row.width}" for row in part]
-        margins = 14 + 6 * max(map(len, labels)), 50 + 6 * max(map(len, counts))
+        margins = 14 + 6 * max(map(len, labels)), 50 + round(6.8 * max(map(len, counts)))
         figure, ax = _figure(400, 16 * len(part) + 24, *margins, 4, 20)
         ax.barh(y, [1.0] * len(part), color=PALE, height=0.74)
         ax.barh(y, left, color=KEPT, height=0.74)
@@ -109,7 +109,7 @@ def _widths(rows: list[Row]) -> str:
         ax.spines["bottom"].set_visible(False)
         beside = ax.get_yaxis_transform()
         for i, (share, count) in enumerate(zip(left, counts, strict=True)):
-            for right, text in ((44, f"{share:.0%}"), (margins[1] - 2, count)):
+            for right, text in ((36, f"{share:.0%}"), (margins[1] - 2, count)):
                 at = 1 + right / (400 - sum(margins))
                 ax.text(at, i, text, ha="right", va="center_baseline", transform=beside)
         words = ", ".join(f"{row.name} {row.kept} of {row.width}" for row in part)
