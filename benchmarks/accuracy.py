@@ -56,6 +56,8 @@ BUDGETS, TEACHERS = (50, 35), ("taught", "alone")
 STAGES = ("search", "slice", "finetune")
 COLUMNS = ("method", "after the cut, %", "fine-tuned, %", "parameters left, %", "seeds")
 COLUMNS += tuple(f"{stage}, s" for stage in STAGES)
+SUMMARY = ("network", "MACs left", "teacher", "ours, right after the cut", "ours, fine-tuned")
+SUMMARY += ("best rival, right after the cut", "best rival, fine-tuned")
 
 
 class Bench:
@@ -129,18 +131,45 @@ def ours(method: str, bench: Bench, left: float, training: dict[str, Any]) -> tu
     return pruned.model, pruned.plan, spent | {"slice": rest}
 
 
-def sheets(content: dict[str, Any]) -> list[results.Sheet]:
-    """A table for each network, budget and kind of training; the best method is first, the best of each side bold."""
-    blocks: dict[tuple[str, str, str], dict[str, list[dict[str, Any]]]] = {}
+Block = tuple[tuple[str, str, str], dict[str, list[dict[str, Any]]]]  # network, budget, training; rows by method
+
+
+def blocks(content: dict[str, Any]) -> list[Block]:
+    """The rows of each network, budget and kind of training, the best method first."""
+    found: dict[tuple[str, str, str], dict[str, list[dict[str, Any]]]] = {}
     for row in content["rows"]:
         network, left, taught, method = row["method"].split(" ", 3)
-        blocks.setdefault((network, left, taught), {}).setdefault(method, []).append(row)
-    found = []
-    for (network, left, taught), cells in sorted(blocks.items(), key=lambda b: (b[0][0], -int(b[0][1][:-1]), b[0][2])):
-        ranked = sorted(cells.items(), key=lambda cell: -mean(row["tuned"] for row in cell[1]))
-        first = {next((m for m, _ in ranked if (m in OURS) is mine), "") for mine in (True, False)}
-        lines = []
-        for method, rows in ranked:
+        found.setdefault((network, left, taught), {}).setdefault(method, []).append(row)
+    ordered = sorted(found.items(), key=lambda b: (b[0][0], -int(b[0][1][:-1]), TEACHERS.index(b[0][2])))
+    best = lambda cell: -mean(row["tuned"] for row in cell[1])  # noqa: E731
+    return [(block, dict(sorted(cells.items(), key=best))) for block, cells in ordered]
+
+
+def firsts(cells: dict[str, Any]) -> list[str]:
+    """The best of ours and the best of all others."""
+    return [next((method for method in cells if (method in OURS) is mine), "") for mine in (True, False)]
+
+
+def summary(content: dict[str, Any]) -> results.Sheet:
+    """The best of ours against the best of theirs: what the README shows."""
+    lines = []
+    for (network, left, taught), cells in blocks(content):
+        if not all(best := firsts(cells)):
+            continue
+        pairs = [[methods.percents([r[key] for r in cells[m]]) for key in ("sliced", "tuned")] for m in best]
+        (cut, tuned), (its_cut, its_tuned) = pairs
+        name = network.replace("resnet", "ResNet-")
+        said = [name, left, "the dense network" if taught == "taught" else "none", cut, f"**{tuned}** ({best[0]})"]
+        lines.append([*said, its_cut, f"{its_tuned} ({best[1]})"])
+    return results.Sheet(SUMMARY, lines)
+
+
+def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+    """The best, then a table for each network, budget and kind of training, in which the best of each side are bold."""
+    found = [summary(content)]
+    for (network, left, taught), cells in blocks(content):
+        first, lines = firsts(cells), []
+        for method, rows in cells.items():
             measured = [methods.percents([row[key] for row in rows]) for key in ("sliced", "tuned", "params")]
             seconds = [f"{mean(row['seconds'][stage] for row in rows):.1f}" for stage in STAGES]
             bold = "**" * (method in first)

@@ -34,6 +34,7 @@ from .processes import agreed, rank
 from .recipe import Recipe
 from .report import Report
 from .run import Run
+from .search import importance as found_without_data
 from .slicing import slice_
 from .task import Task
 from .timing import choose_by_latency
@@ -171,9 +172,10 @@ class Preview:
 
 
 def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Preview:
-    """Groups, widths, costs, and whether the budget can be met, without training; widths are shown for equal scores.
+    """Groups, widths, costs, and whether the budget can be met, without training.
 
-    A budget of latency is measured: candidates are cut out and timed.
+    Widths are those of the recipe where its search needs no data; else they are shown as if all dimensions were worth
+    the same, and the message says so. A budget of latency is measured: candidates are cut out and timed.
 
     Raises:
         RecipeError: the recipe is wrong.
@@ -187,16 +189,25 @@ def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Pre
     notes: list[str] = []
     timed = budget.unit == "latency"
     least = None if timed else smallest(groups, budget, target)
-    importance = {g.name: np.linspace(1, 0, g.width, endpoint=False) for g in groups}
+    known = recipe.search.length is None
+    importance = (
+        found_without_data(recipe.search, model, groups, recipe.seed)
+        if known
+        else {g.name: np.linspace(1, 0, g.width, endpoint=False) for g in groups}
+    )
+    ranking = recipe.search.ranks_by(groups, budget.unit) if known else "global"
     try:
         if timed:
-            keep, notes = choose_by_latency(model, groups, importance, budget, target, recipe.timing, example_inputs)
+            keep, notes = choose_by_latency(
+                model, groups, importance, budget, target, recipe.timing, example_inputs, ranking=ranking
+            )
         else:
-            keep = choose(groups, importance, budget, target)
+            keep = choose(groups, importance, budget, target, ranking=ranking)
         message = f"budget.{budget.unit} {percent(budget.left)} can be met"
         if budget.auto:
             message = "budget: auto is learned in the search, and shown here as the dense network"
         message += f"; the smallest reachable is {percent(least)}" if least is not None else ", as measured here"
+        message += "" if known or budget.auto else ". Widths are shown as if all dimensions were worth the same"
         report = Report.of(groups, keep)
         report.notes += notes
         return Preview(groups, report, True, least, message)

@@ -122,7 +122,7 @@ class Tuning:
         found = self.engine.evaluate(self.task, self.product, "validate")
         first = next(iter(found.values()), math.nan)
         before = self.state.facts["best"]
-        if self.keep_best and math.isfinite(first) and (before is None or first > before):
+        if self.keep_best and math.isfinite(first) and (before is None or first >= before):
             self.state.facts["best"] = first
             for name, tensor in tensors_of(self.product).items():
                 self.best[name].copy_(tensor)

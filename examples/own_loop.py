@@ -16,7 +16,7 @@ from compress.recipe import Data
 epochs = int(sys.argv[1]) if len(sys.argv) > 1 else 5
 train, val = loaders(Data(source="digits", batch_size=64))
 model = trained(epochs)
-recipe = {"budget": {"macs": "50%"}, "search": {"method": "netslim", "epochs": 1, "lr": 0.02, "gamma": 1e-3}}
+recipe = {"budget": {"macs": "50%"}, "search": {"method": "netslim", "epochs": 1, "lr": 0.02}}
 
 session = compress.search_session(model, recipe, steps=epochs * len(train), example_inputs=next(iter(train))[0])
 for epoch in range(epochs):
@@ -33,7 +33,7 @@ for _ in range(epochs):
         with torch.no_grad():
             told = teacher(images)
         logits = student(images)
-        loss = nn.functional.cross_entropy(logits, labels) + 0.5 * compress.distillation(logits, told, temperature=4)
+        loss = nn.functional.cross_entropy(logits, labels) + 8 * compress.distillation(logits, told, temperature=4)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

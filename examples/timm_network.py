@@ -43,7 +43,7 @@ recipe = {
     "target": {"channels": True, "residual": True, "round_to": 8},
     "budget": {"macs": "50%"},
     "search": {"method": "netslim", "epochs": f"{steps} steps", "lr": 0.05},
-    "finetune": {"epochs": f"{steps} steps", "lr": 0.05, "distill": {"temperature": 4, "weight": 0.5}},
+    "finetune": {"epochs": f"{steps} steps", "lr": 0.05, "distill": {"temperature": 4, "weight": 8}},
 }
 pruned = compress.prune(model, recipe, train=train, val=val)
 pruned.report.show()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import page, results
+from benchmarks import accuracy, methods, page, results
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,6 +29,28 @@ def test_page_of_results_is_what_the_results_say() -> None:
         [sys.executable, "-m", "benchmarks.page", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_readme_and_guide_say_what_was_measured() -> None:
+    """Every line of the tables that compare, as the results have it."""
+    readme, guide = ((ROOT / path).read_text("utf-8") for path in ("README.md", "docs/choose.md"))
+    measured = results.load("accuracy")
+    lines = accuracy.summary(measured).markdown().splitlines()
+    assert [line for line in lines if line not in readme] == []
+    cells = {(block, method): rows for block, found in accuracy.blocks(measured) for method, rows in found.items()}
+    for method in accuracy.OURS:
+        line = [method]
+        for left in accuracy.BUDGETS:
+            rows = cells[("resnet20", f"{left}%", "taught"), method]
+            line += [methods.percents([row[key] for row in rows]) for key in ("sliced", "tuned")]
+        assert f"| {' | '.join(line)} |" in guide
+    cut = results.load("surgery")["summary"]
+    low, high = cut["time_ratio_range"]
+    assert f"| {cut['time_ratio']:.2f} ({low:.2f} to {high:.2f})" in readme
+    assert (
+        f"| {cut['models']} networks, exact in double precision | {cut['ours_exact']} | {cut['torch-pruning_exact']}"
+        in readme
+    )
 
 
 def test_every_benchmark_is_on_the_page_and_has_a_quick_version() -> None:

@@ -138,6 +138,10 @@ def test_preview_and_prune_agree_on_costs() -> None:
     seen = compress.preview(build(case), recipe, example_inputs=example(case))
     done = compress.prune(build(case), recipe, example_inputs=example(case))
     assert (seen.report.dense.params, seen.report.dense.macs) == (done.report.dense.params, done.report.dense.macs)
+    assert [row.kept for row in seen.report.groups] == [row.kept for row in done.report.groups]  # it needs no data
+    assert "worth the same" not in seen.message
+    trained = compress.preview(build(case), recipe | {"search": {"method": "taylor"}}, example_inputs=example(case))
+    assert trained.message.endswith("Widths are shown as if all dimensions were worth the same")
     assert done.report.pruned.macs <= 0.6 * done.report.dense.macs
     assert done.report.pruned.params == sum(p.numel() for p in done.model.parameters())
     assert {row.name: row.kept for row in done.report.groups} == {n: len(k) for n, k in done.plan.keep.items()}
