@@ -14,7 +14,7 @@ test: lint
 
 # Quick versions, 20 minutes at the most on 2 cores; `python -m benchmarks.NAME` without --quick is what docs/results.md shows.
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(if $(DATA),--data "$(DATA)")
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -116,9 +116,10 @@ Name = Annotated[str, AfterValidator(_name)]
 Number = Annotated[float, BeforeValidator(_number, json_schema_input_type=float | str)]
 Positive = Annotated[Number, Field(gt=0)]
 NotNegative = Annotated[Number, Field(ge=0)]
-Left = Annotated[float, BeforeValidator(_left, json_schema_input_type=float | str)]
-Share = Annotated[float, BeforeValidator(_share, json_schema_input_type=float | str)]
-Width = Annotated[int | float, BeforeValidator(_width, json_schema_input_type=int | float | str)]
+Percent = Annotated[str, Field(examples=["50%"])]
+Left = Annotated[float, BeforeValidator(_left, json_schema_input_type=float | Percent)]
+Share = Annotated[float, BeforeValidator(_share, json_schema_input_type=float | Percent)]
+Width = Annotated[int | float, BeforeValidator(_width, json_schema_input_type=int | float | Percent)]
 
 
 class Length(Strict):

@@ -11,8 +11,9 @@ from .search import names, search_class
 INTRODUCTION = """# Recipes, key by key
 
 Written from the schema by `python -m compress.reference`; `compress recipes --schema` gives the same to editors. A key
-that is left out has its default. Lengths are `10`, `10 epochs` or `500 steps`; parts of a whole `0.5` or `50%`.
-`extends: NAME` starts from another recipe, by name or path.
+that is left out has its default; `budget` has none and must be there, and the search is `magnitude` if none is named.
+Lengths are `10`, `10 epochs` or `500 steps`; parts of a whole `0.5` or `50%`. `extends: NAME` starts from another
+recipe, by name or path.
 """
 HEAD = "| key | what it takes | default | |\n| --- | --- | --- | --- |"
 
@@ -79,9 +80,12 @@ def _kind(field: dict[str, Any], known: dict[str, Any]) -> str:
         return "a method and its settings" if name.startswith("search_") else _named(name, known[name])
     if "anyOf" in field:
         kinds = [_kind(option, known) for option in field["anyOf"] if option.get("type") != "null"]
-        return " or ".join(dict.fromkeys(kinds)).replace("a number or text", "a number or `50%`")
+        numbers = any(kind.startswith(("a number", "an integer")) for kind in kinds)  # text is a number as YAML has it
+        return " or ".join(dict.fromkeys(kind for kind in kinds if not numbers or kind != "text"))
     if field.get("type") == "array":
         return f"a list of {_kind(field.get('items', {}), known)}"
+    if "examples" in field:
+        return f"`{field['examples'][0]}`"
     least = f" >= {field['minimum']}" if "minimum" in field else ""
     words = {"boolean": "`true`, `false`", "integer": "an integer", "number": "a number", "string": "text"}
     return words.get(field.get("type", ""), "a mapping") + least

@@ -60,7 +60,9 @@ class ScoredConfig(SearchConfig, Training):
     ranking: Ranking = Field(
         "auto", description="across groups: auto is cost with gamma: auto, and global, as in the thesis, with a number"
     )
-    gamma: Annotated[float | Literal["auto"], BeforeValidator(_strength, json_schema_input_type=float | str)] = Field(
+    gamma: Annotated[
+        float | Literal["auto"], BeforeValidator(_strength, json_schema_input_type=float | Literal["auto"] | str)
+    ] = Field(
         "auto", description="strength of the penalty on the scores; auto: a pull to zero that follows from the budget"
     )
     penalty: Literal["l1", "macs", "latency", "l1_split", "l0_split"] = Field("l1", description="what is penalised")
