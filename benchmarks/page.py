@@ -63,6 +63,7 @@ def folded(sheet: results.Sheet) -> str:
 def measured(about: dict[str, Any]) -> str:
     """When and on what, as far as it was written down."""
     when = f"on {about['date']} at revision {about['revision']}" if "date" in about else "on a day not written down"
+    when = f"before it was committed on {about['committed']}" if "committed" in about else when
     machine = f"{about['cores']} cores" + (f" ({about['processor']})" if "processor" in about else "")
     machine += f", {about['memory_gb']} GB" if "memory_gb" in about else ""
     seeds = f"; seeds {', '.join(map(str, about['seeds']))}" if "seeds" in about else ""

@@ -96,6 +96,9 @@ def test_sheet_is_a_table_in_markdown_and_on_the_console(folder: Path) -> None:
 def test_section_says_what_was_not_written_down() -> None:
     old = {"cores": 2, "python": "3", "torch": "2", "torchvision": "0", "timm": "1", "torch-pruning": "1"}
     assert "a day not written down" in page.measured(old)
+    assert "before it was committed on 2026-01-02 as abc: 2 cores" in page.measured(
+        old | {"committed": "2026-01-02 as abc"}
+    )
     new = old | {"date": "2026-01-02", "revision": "abc", "processor": "fast", "memory_gb": 4.0, "seeds": [0]}
     assert page.measured(new).startswith("*Measured on 2026-01-02 at revision abc: 2 cores (fast), 4.0 GB;")
 
