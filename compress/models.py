@@ -37,8 +37,8 @@ def build(spec: str, weights: Path | None = None) -> nn.Module:
 def untrained(spec: str) -> str:
     """What is to be said about a model that gets no weights from a file."""
     if spec.partition(":")[0] in ("torchvision", "timm"):
-        return f"--model {spec}: no --weights, so its weights are random, others each time; give --weights FILE"
-    return f"--model {spec}: no --weights, so its weights are those that the factory gives it; or give --weights FILE"
+        return f"no --weights: those of {spec} are random; give --weights FILE"
+    return f"no --weights: {spec} keeps those of its factory; if they are random, give --weights FILE"
 
 
 def image_size(model: nn.Module) -> tuple[int, ...]:

@@ -42,7 +42,7 @@ def test_model_without_weights_is_said_to_be_so_and_json_stays_clean(
     code, out, err = run(monkeypatch, capsys, *words, *where)
     assert code == 0, err
     assert json.loads(out)["dense"]["macs"]
-    assert f"--model {NETWORK}: no --weights, so its weights are those that the factory gives it" in err
+    assert f"no --weights: {NETWORK} keeps those of its factory; if they are random, give --weights FILE" in err
     save_file(Network().state_dict(), tmp_path / "dense.safetensors")
     words += ["--weights", str(tmp_path / "dense.safetensors")]
     where = ["--workdir", str(tmp_path / "again")] if command == "prune" else []
@@ -53,8 +53,7 @@ def test_model_without_weights_is_said_to_be_so_and_json_stays_clean(
 
 def test_named_models_without_weights_are_said_to_be_random() -> None:
     for spec in ("torchvision:resnet18", "timm:resnet18"):
-        told = f"--model {spec}: no --weights, so its weights are random, others each time; give --weights FILE"
-        assert models.untrained(spec) == told
+        assert models.untrained(spec) == f"no --weights: those of {spec} are random; give --weights FILE"
 
 
 def test_the_line_about_weights_is_json_where_progress_is(
