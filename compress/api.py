@@ -51,6 +51,9 @@ class Pruned:
     plan: Plan
     report: Report
 
+    def __repr__(self) -> str:
+        return f"Pruned({type(self.model).__name__}, {self.plan},\n       {self.report})"
+
     def save(self, directory: str | Path) -> None:
         """Write plan.json, model.safetensors, report.json and report.html; the directory appears whole or not at all.
 
@@ -133,10 +136,12 @@ def load(model: nn.Module, directory: str | Path) -> nn.Module:
     """Cut a fresh dense model to the saved shape, in place, and give it the saved weights. Runs no code from disk.
 
     Raises:
+        NotReady: `model` is not a model.
         PlanError: the directory is damaged or was saved from another model; nothing was changed.
         FileNotFoundError: nothing was saved there.
     """
     folder = Path(directory)
+    unwrapped(model)
     for name in ("plan.json", "model.safetensors"):
         if not (folder / name).exists():
             raise FileNotFoundError(f"{folder}: expected a directory written by save(); it has no {name}")
@@ -160,6 +165,9 @@ class Preview:
     smallest: float | None  # a latency is not known before it is measured
     message: str
 
+    def __repr__(self) -> str:
+        return f"Preview({'within' if self.reachable else 'out of'} reach, {self.report})"
+
     def to_json(self) -> str:
         """The report, and whether the budget can be met."""
         verdict = {"reachable": self.reachable, "smallest": self.smallest, "message": self.message}
@@ -179,10 +187,10 @@ def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Pre
 
     Raises:
         RecipeError: the recipe is wrong.
-        NotReady: the model has none of what the recipe targets.
+        NotReady: `model` is not a model, or has none of what the recipe targets.
         TraceError: the model does not run on the example inputs.
     """
-    recipe = Recipe.load(recipe)
+    recipe, model = Recipe.load(recipe), unwrapped(model)
     groups = find_groups(model, example_inputs, recipe.target)
     check_groups(groups, recipe.target)
     budget, target = recipe.budget, recipe.target

@@ -272,7 +272,7 @@ def _out_of_reach(
     return (
         f"budget.{budget.unit}: {f'{percent(budget.left)} of the dense network' if limit is None else f'{limit:.0f}'} "
         f"cannot be reached; the smallest that can is {bounded} "
-        f"({len(groups)} groups offered, {len(groups.refused)} refused). {held}"
+        f"({len(groups)} groups offered, {len(groups.refused)} refused). {groups.held_back()}{held}"
         f"Raise the budget, allow more in target, or lower target.{'bounds' if held else 'min_keep'}."
     )
 

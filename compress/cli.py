@@ -45,7 +45,12 @@ Model = Annotated[str, typer.Option("--model", help=models.FORMS)]
 RecipeName = Annotated[str, typer.Option("--recipe", help="a packaged recipe's name or the path of a YAML file")]
 Weights = Annotated[Path | None, typer.Option("--weights", help="state dict: .safetensors, or .pt loaded without code")]
 Shape = Annotated[
-    str | None, typer.Option("--input", help="shape of the example input, for one image [default: 1,3,224,224]")
+    str | None,
+    typer.Option(
+        "--input",
+        help="shape of the example input, of one image or a batch",
+        show_default="1,3,224,224, or what a timm model says",
+    ),
 ]
 Source = Annotated[str | None, typer.Option("--data", help=f"what to train and evaluate on: {FORMS}")]
 Detector = Annotated[
@@ -59,14 +64,28 @@ Options = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
 
 
-def _shape(text: str) -> torch.Tensor:
+def _sizes(text: str) -> list[int]:
     try:
         sizes = [int(size) for size in text.replace("x", ",").split(",")]
         if min(sizes) < 1:
             raise ValueError
     except ValueError:
         raise ValueError(f"--input {text}: expected a shape such as 1,3,224,224") from None
+    return sizes
+
+
+def _example(model: torch.nn.Module, shape: str | None) -> torch.Tensor:
+    """An input of that shape, of which three numbers are one image; or of the model's own."""
+    sizes = list(models.image_size(model)) if shape is None else _sizes(shape)
+    sizes = [1] * (len(sizes) == 3) + sizes
     return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
+
+
+def _built(model: str, weights: Path | None) -> torch.nn.Module:
+    built = models.build(model, weights)
+    if weights is None and os.environ.get("RANK", "0") == "0":
+        Display().say(models.untrained(model))
+    return built
 
 
 @app.command()
@@ -79,8 +98,9 @@ def preview(
 
     Exit code 1 if the budget cannot be met.
     """
+    built = _built(model, weights)
     with err.status("finding the groups and proving them on the example input"):
-        found = preview_model(models.build(model, weights), recipe, example_inputs=_shape(shape or "1,3,224,224"))
+        found = preview_model(built, recipe, example_inputs=_example(built, shape))
     if as_json:
         print(found.to_json())
     else:
@@ -100,7 +120,9 @@ def prune(
     checkpoint: Checkpoint = None,
     cfg_options: Options = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the run in the workdir")] = False,
-    device: Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1 [default: a GPU if any]")] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", help="cpu, cuda, cuda:1", show_default="a GPU if any")
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="instead of the recipe's")] = None,
     as_json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
@@ -145,12 +167,12 @@ def prune(
         built, source["task"] = launched(detector, checkpoint, cfg_options or [], loaded.seed, quiet)
     elif checkpoint is not None or cfg_options:
         raise ValueError("--checkpoint, --cfg-options: for --mmdet; --model takes --weights")
-    elif shape is not None or (loaded.data.source is None and loaded.task is None):
-        source["example_inputs"] = _shape(shape or "1,3,224,224")
     if data is not None:  # whatever task the recipe names
         source["train"], source["val"] = loaders(loaded.data)
     if model is not None:
-        built = models.build(model, weights)
+        built = _built(model, weights)
+        if shape is not None or (loaded.data.source is None and loaded.task is None):
+            source["example_inputs"] = _example(built, shape)
     try:
         pruned = prune_model(built, loaded, workdir=workdir, resume=resume, device=device, quiet=quiet, **source)
     except KeyboardInterrupt:
@@ -178,13 +200,18 @@ def export(
     detector: Detector = None,
     cfg_options: Options = None,
     part: Annotated[
-        str | None, typer.Option("--part", help="of the detector of --mmdet: detector or features [default: detector]")
+        str | None,
+        typer.Option("--part", help="of the detector of --mmdet: detector or features", show_default="detector"),
     ] = None,
     images: Annotated[
         Path | None,
-        typer.Option("--images", help="what --mmdet is compared on: a file or a folder [default: its validation data]"),
+        typer.Option(
+            "--images", help="what --mmdet is compared on: a file or a folder", show_default="its validation data"
+        ),
     ] = None,
-    opset: Annotated[int | None, typer.Option("--opset", help="of ONNX's operators [default: torch's own]")] = None,
+    opset: Annotated[
+        int | None, typer.Option("--opset", help="of ONNX's operators", show_default="torch's own")
+    ] = None,
     static: Annotated[bool, typer.Option("--static", help="batches of the example's size only")] = False,
     any_size: Annotated[bool, typer.Option("--any-size", help="images of any height and width")] = False,
     slim: Annotated[bool, typer.Option(help="simplify the graph with onnxslim")] = True,
@@ -228,7 +255,7 @@ def export(
     known = Report.load(directory / "report.json").recipe if (directory / "report.json").exists() else {}
     given = Data.model_validate((known.get("data") or {}) | {"source": data})
     task = Classification(*loaders(given)) if data is not None else Classification()
-    example: Any = _shape(shape or "1,3,224,224")
+    example: Any = _example(dense, shape)
     if task.val is not None and shape is None:
         example = task.inputs(next(iter(task.val)))
     asked = Export(
@@ -246,7 +273,9 @@ def bench(
     files: Annotated[list[Path], typer.Argument(help="ONNX files with the same inputs; the first is compared with")],
     batch: Annotated[int, typer.Option("--batch", help="where the batch is free", min=1)] = 1,
     shape: Annotated[str | None, typer.Option("--input", help="shape of the input, where more is free")] = None,
-    threads: Annotated[int | None, typer.Option("--threads", help="of onnxruntime [default: torch's]", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="of onnxruntime", show_default="torch's", min=1)
+    ] = None,
     repeats: Annotated[int, typer.Option("--repeats", help="runs of each file, in turn", min=1)] = 50,
     as_json: Json = False,
 ) -> None:
@@ -256,7 +285,7 @@ def bench(
     """
     from .exporters import onnx as exporter
 
-    sizes = None if shape is None else list(_shape(shape).shape)
+    sizes = None if shape is None else _sizes(shape)
     with err.status("timing"):
         found = exporter.bench(files, batch_size=batch, repeats=repeats, threads=threads, shape=sizes)
     print(found.to_json()) if as_json else out.print(found)
@@ -290,7 +319,7 @@ def recipes(
 @app.command()
 def quickstart(
     workdir: Annotated[
-        Path | None, typer.Option("--workdir", help="where the result goes [default: a new folder]")
+        Path | None, typer.Option("--workdir", help="where the result goes", show_default="a new folder")
     ] = None,
 ) -> None:
     """Train a small residual network on real digits, search, cut to half the MACs, distil, and show the result."""

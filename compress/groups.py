@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from .cost import Cost
 from .tracing import Part
 
 Index = NDArray[np.int64]
+OUTPUT = "is an output of the network"  # of every network
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +113,19 @@ class Groups:
 
     def __getitem__(self, name: str) -> Group:
         return next(g for g in self.offered if g.name == name)
+
+    def held_back(self) -> str:
+        """Why there is no more to cut: the main reason of what is refused, and the notes where nothing is offered."""
+        reasons = Counter(r.reason for r in self.refused)
+        rank = {reason: ("target." in reason, reason != OUTPUT, count) for reason, count in reasons.items()}
+        main = max(rank, key=lambda reason: rank[reason], default="")  # what the user can change goes first
+        said = []
+        if main and (main != OUTPUT or not self.offered):
+            said.append(f"{reasons[main]} {'is' if reasons[main] == 1 else 'are'} left alone: {main}")
+        if not self.offered:
+            advice = sorted(self.notes, key=lambda note: "target." not in note)[:3]
+            said += [note for note in self.notes if note in advice]
+        return "".join(f"{text}. " for text in said)
 
     def refuse(self, groups: Iterable[Group], reason: str) -> None:
         """Take groups off the list."""

@@ -41,6 +41,10 @@ class Plan:
     scales: list[tuple[str, int, Index, float]] = field(default_factory=list)  # tensor, dim, dense positions, factor
     gone: dict[str, str] = field(default_factory=dict)  # module -> what becomes of it where a branch is taken out
 
+    def __repr__(self) -> str:
+        kept = sum(map(len, self.keep.values()))
+        return f"Plan({len(self.keep)} groups, {kept} of {sum(self.widths.values())} dimensions kept)"
+
     @classmethod
     def build(
         cls, model: nn.Module, groups: Groups, keep: Mapping[str, Any], kernels: Mapping[str, Kernel] | None = None
@@ -149,10 +153,17 @@ class Plan:
         if wrong:
             more = [f"... and {len(wrong) - 8} more"] if len(wrong) > 8 else []
             raise PlanError(
-                "this plan was made for another model (apply it to the dense model it was made from):\n  "
-                + "\n  ".join(wrong[:8] + more)
+                "this plan was made for another model (apply it to the dense model it was made from)"
+                f"{self._unlike(tensors)}:\n  " + "\n  ".join(wrong[:8] + more)
             )
         return tensors
+
+    def _unlike(self, tensors: Mapping[str, torch.Tensor]) -> str:
+        """How many of the plan's tensors a model has not, or in another shape."""
+        lacks = sum(name not in tensors for name in self.shapes)
+        other = sum(tuple(tensors[n].shape) != tuple(s) for n, s in self.shapes.items() if n in tensors)
+        said = [f"lacks {lacks}"] * bool(lacks) + [f"has {other} in another shape"] * bool(other)
+        return f"; of the {len(self.shapes)} tensors that are cut, the model {' and '.join(said)}" if said else ""
 
     def shape_of(self, name: str, dense: Sequence[int]) -> tuple[int, ...]:
         """The shape that a tensor of this dense shape is left with."""

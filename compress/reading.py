@@ -16,6 +16,8 @@ from . import search as searches
 from .recipe import UNITS, Clash, Recipe
 from .yamltext import Key, Unreadable, dotted, parse, plain, shown
 
+SYNONYMS = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "fp32": "float32", "single": "float32"}
+
 
 class RecipeError(ValueError):
     """A recipe that cannot be used; the message names every place that is wrong."""
@@ -181,7 +183,8 @@ def _explain(error: Any, data: Mapping[str, Any], places: Places, origin: str) -
     where = _where(path, places, origin)
     if kind == "extra_forbidden":
         known = _fields(path[:-1], data)
-        return [f"{where}: expected one of {', '.join(known)}; got {shown(path[-1])}.{_nearest(path[-1], known)}"]
+        hint = _elsewhere(path, known, data) or _nearest(path[-1], known)
+        return [f"{where}: expected one of {', '.join(known)}; got {shown(path[-1])}.{hint}"]
     if kind == "missing":
         return [f"{where}: required, and missing"]
     got = shown(error["input"])
@@ -208,8 +211,30 @@ def _holds(value: Any) -> bool:
 
 
 def _nearest(word: Any, known: list[str]) -> str:
-    near = difflib.get_close_matches(str(word)[:80], known, n=1)
+    meant = SYNONYMS.get(str(word)[:80].lower())
+    near = [meant] if meant in known else difflib.get_close_matches(str(word)[:80], known, n=1)
     return f" Did you mean {near[0]}?" if near else ""
+
+
+def _elsewhere(path: tuple[Any, ...], known: list[str], data: Mapping[str, Any]) -> str:
+    """The sections that have the key, below the one where it stands or else beside it."""
+    *here, word = path
+    for sections in ([(*here, key) for key in known], [(key,) for key in Recipe.model_fields]):
+        if found := [dotted(s) for s in sections if s != tuple(here) and word in _keys(s, data)]:
+            return f" It stands in {' and '.join(found)}."
+    return ""
+
+
+def _keys(path: tuple[Any, ...], data: Mapping[str, Any]) -> list[str]:
+    """The keys of what may be a section, or a single setting."""
+    model: Any = Recipe
+    for key in path:
+        field = getattr(model, "model_fields", {}).get(key)
+        model = _model_in(field.annotation) if field else None
+    try:
+        return _fields(path, data) if model is not None else []
+    except (LookupError, ValueError, TypeError, AttributeError):  # a search that is not there, or not known
+        return []
 
 
 def _at(data: Any, path: tuple[Any, ...], missing: Any = None) -> Any:

@@ -63,6 +63,11 @@ class Report:
     machine: dict[str, Any] = field(default_factory=dict)  # device, threads, batch size of the latency, versions
     origin: dict[str, Any] = field(default_factory=dict)  # model, seed, date and version of the library: see origin()
 
+    def __repr__(self) -> str:
+        sides = self.dense, self.pruned
+        macs, params = (" of ".join(amount(getattr(side, unit)) for side in sides[::-1]) for unit in ("macs", "params"))
+        return f"Report({macs} MACs, {params} parameters, {len(self.groups)} groups, {len(self.refused)} left alone)"
+
     @classmethod
     def of(cls, groups: Groups, keep: dict[str, Any]) -> Report:
         cost = groups.cost

@@ -129,7 +129,7 @@ class Run:
     def begin_search(self, groups: Groups, steps: int | None = None) -> Search:
         """The recipe's search, attached to the network."""
         if self.recipe.search.length is not None and not len(groups):
-            reasons = "; ".join(sorted({r.reason for r in groups.refused})[:4])
+            reasons = "; ".join([*sorted({r.reason for r in groups.refused})[:4], *groups.notes[-3:]])
             raise NotReady(f"target: there is nothing to cut; {len(groups.refused)} groups were refused: {reasons}")
         seed_all(derived(self.recipe.seed, "search", self.round))
         method = search_class(self.recipe.search.method)

@@ -98,7 +98,8 @@ def search_session(
     """Begin a search that your own loop drives: `session.step(batch)` for each batch, then `session.finish()`.
 
     `steps` is how many steps the loop will make (default: the recipe's, which needs `train` if it counts in epochs).
-    The sections `finetune` and `export` of the recipe are yours to do; `compress.distillation` is the loss for it.
+    The sections `finetune` and `export` of the recipe are ignored: `finish` cuts and measures, and no more. Fine-tune
+    the result in a loop of your own, with `compress.distillation` as the loss; `compress.prune` does all of it.
 
     Raises:
         NotReady: something is missing, or the recipe asks for what a session cannot do.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -181,6 +182,11 @@ class Classification:
             y = self._pick(batch, self._target, 1, TARGETS)
         except (LookupError, TypeError, AttributeError) as error:
             raise BatchError(_unlike(batch, f"{type(error).__name__}: {error}")) from error
+        if isinstance(y, Integral) or (isinstance(y, Tensor) and y.ndim == 0):
+            raise BatchError(
+                f"the loader: expected batches; got single samples, the first {describe(batch)}. "
+                "Wrap the dataset: torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)"
+            )
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
             raise BatchError(_unlike(batch, "input and target are to be tensors"))
         if y.ndim == 2 and y.shape[1] == 1:

@@ -41,11 +41,6 @@ def check_workdir(
     if IDENTITY not in held:
         what = "expected an empty or missing directory" if not resume else "nothing to resume"
         raise FileExistsError(f"{folder}: {what}; it holds other files ({held[0]}): choose another")
-    if not resume:
-        raise FileExistsError(
-            f"{folder}: expected an empty or missing directory; it holds a run: go on with resume=True (--resume), or "
-            "choose another"
-        )
     try:
         before = read(folder / IDENTITY)
         pairs = [(key, before[key], identity[key]) for key in before if key in identity]
@@ -55,7 +50,13 @@ def check_workdir(
         raise ValueError(f"{folder / IDENTITY}: damaged ({error}); start anew in another workdir") from error
     differences = [line for key, old, new in pairs for line in _differences(old, new, key)]
     if differences:
-        raise FileExistsError(f"{folder}: belongs to another run:\n  " + "\n  ".join(differences))
+        what = "choose another workdir; this one belongs to another run"
+        raise FileExistsError(f"{folder}: {what}:\n  " + "\n  ".join(differences))
+    if not resume:
+        raise FileExistsError(
+            f"{folder}: expected an empty or missing directory; it holds a run: go on with resume=True (--resume), or "
+            "choose another"
+        )
     return identity
 
 

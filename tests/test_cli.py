@@ -159,19 +159,24 @@ def short(tmp_path):
 
 
 def test_prune_with_training_leaves_plan_weights_report_and_page(monkeypatch, capsys, tmp_path, short):
-    folder = tmp_path / "out"
-    code, out, err = run(monkeypatch, capsys, "prune", *TRAINED, "--recipe", short, "--workdir", str(folder))
+    from compress.quickstart import Network
+
+    folder, weights = tmp_path / "out", tmp_path / "dense.pt"
+    torch.save(Network().state_dict(), weights)
+    words = [*TRAINED, "--recipe", short, "--workdir", str(folder)]
+    code, out, err = run(monkeypatch, capsys, "prune", *words, "--weights", str(weights))
     assert code == 0, err
     assert "accuracy" in out
     assert "report.html" in out
     assert {p.name for p in folder.iterdir()} == {
         "plan.json", "model.safetensors", "report.json", "report.html", "run.json"}  # fmt: skip
-    from compress.quickstart import Network
-
     compress.load(Network(), folder)
-    code, _, err = run(monkeypatch, capsys, "prune", *TRAINED, "--recipe", short, "--workdir", str(folder))
+    code, _, err = run(monkeypatch, capsys, "prune", *words, "--weights", str(weights))
     assert code == 2
     assert "it holds a run: go on with resume=True (--resume), or choose another" in err
+    code, _, err = run(monkeypatch, capsys, "prune", *words)  # other random weights
+    assert code == 2
+    assert "belongs to another run: the model: has the same shapes and other numbers" in err
 
 
 def test_prune_as_json_prints_the_report_and_nothing_else(monkeypatch, capsys, tmp_path, short):

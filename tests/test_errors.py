@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -117,6 +118,35 @@ def test_budget_that_cannot_be_met_is_an_error_in_prune_and_a_verdict_in_preview
     assert 0.01 < seen.smallest < 1
     assert "cannot be reached" in seen.message
     assert compress.preview(model(), {"budget": {"macs": seen.smallest}}, example_inputs=x).reachable
+
+
+def test_budget_out_of_reach_names_what_the_target_leaves_alone() -> None:
+    case, recipe = CASES["residual_stream"], {"budget": {"macs": "1%"}}
+    match = r"2 groups offered, \d refused\)\. 1 is left alone: target\.residual is off\. Raise the budget"
+    with pytest.raises(compress.BudgetError, match=match):
+        compress.prune(build(case), recipe, example_inputs=example(case))
+    assert re.search(match, compress.preview(build(case), recipe, example_inputs=example(case)).message)
+    bare = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))  # what every network leaves alone is not told
+    with pytest.raises(compress.BudgetError, match=r"1 groups offered, 1 refused\)\. Raise the budget"):
+        compress.prune(bare, recipe, example_inputs=torch.randn(1, 4))
+
+
+def test_model_that_cannot_be_traced_says_so_where_nothing_is_left_to_cut() -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        y = m.a(x).relu()
+        return m.b(2 * y if float(y.detach().sum()) > 1e9 else y)
+
+    def net() -> nn.Module:
+        return Net(forward, a=nn.Linear(4, 8), b=nn.Linear(8, 3))
+
+    x, match = torch.randn(2, 4), r"the whole model cannot be traced.* target\.one_path would trust the path"
+    with pytest.raises(compress.BudgetError, match=rf"0 groups offered, .*{match}"):
+        compress.prune(net(), RECIPE, example_inputs=x)
+    loader = [(x, torch.tensor([0, 1]))]
+    for budget in ({"macs": "100%"}, {"latency": "50%"}):
+        recipe = {"budget": budget, "search": {"method": "netslim", "epochs": "2 steps"}}
+        with pytest.raises(compress.NotReady, match=rf"target: there is nothing to cut; .*{match}"):
+            compress.prune(net(), recipe, train=loader, quiet=True)
 
 
 def test_model_without_parameters_has_no_groups() -> None:

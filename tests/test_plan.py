@@ -197,3 +197,28 @@ def test_plan_names_no_tensor_that_stays_whole() -> None:
     for name, dims in plan.slices.items():
         assert plan.shapes[name] == shapes[name]
         assert any(len(kept) < shapes[name][dim] for dim, kept in dims.items())
+
+
+def test_plan_for_another_model_leads_with_how_many_tensors_differ() -> None:
+    _, plan = planned("chain")
+    head_line = r"made for another model \(apply it to .*\); of the {n} tensors that are cut, the model {how}:\n  "
+    n = len(plan.shapes)
+    with pytest.raises(PlanError, match=head_line.format(n=n, how=rf"lacks {n}")):
+        plan.check(nn.Linear(3, 4))
+    wider = nn.Sequential(cbr(3, 99), nn.Linear(3, 3))
+    with pytest.raises(PlanError, match=head_line.format(n=n, how=r"lacks \d+ and has \d+ in another shape")):
+        plan.check(wider)
+
+
+def test_results_are_shown_in_a_line_or_two() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    recipe, x = {"budget": {"dims": "50%"}, "timing": {"repeats": 3}}, torch.randn(1, 4)
+    pruned = compress.prune(net, recipe, example_inputs=x, quiet=True)
+    report = "Report(28 of 56 MACs, 35 of 67 parameters, 1 groups, 1 left alone)"
+    assert repr(pruned.plan) == "Plan(1 groups, 4 of 8 dimensions kept)"
+    assert repr(pruned.report) == report
+    assert repr(pruned) == f"Pruned(Sequential, {pruned.plan},\n       {report})"
+    assert repr(compress.preview(net, recipe, example_inputs=x)) == f"Preview(within reach, {report})"
+    beyond = compress.preview(net, {"budget": {"dims": "1%"}}, example_inputs=x)
+    assert repr(beyond).startswith("Preview(out of reach, Report(")
+    assert compress.Report.from_dict(json.loads(pruned.report.to_json())) == pruned.report

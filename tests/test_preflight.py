@@ -62,6 +62,26 @@ def test_model_that_does_not_run_on_the_data_is_named() -> None:
     refused("model: expected a torch.nn.Module; got dict", model={"weights": 1}, train=bad)
 
 
+def test_dataset_in_place_of_a_loader_is_named() -> None:
+    pairs = [(torch.zeros(1, 8, 8), torch.tensor(1)), (torch.zeros(1, 8, 8), torch.tensor(0))]
+    text = r"expected batches; got single samples, the first a tuple of tensor\[1, 8, 8\], {}\. Wrap .*DataLoader"
+    refused(text.format(r"tensor\[\]"), train=pairs)
+    refused(text.format("int"), train=[(x, int(y)) for x, y in pairs])
+    refused("got single samples, the first a dict of 'image'.*DataLoader", train=[{"image": pairs[0][0], "label": 1}])
+
+
+def test_name_in_place_of_a_model_is_refused_by_every_call(tmp_path: Path) -> None:
+    x = torch.randn(1, 1, 8, 8)
+    compress.prune(dense(), {"budget": {"macs": 0.5}}, example_inputs=x, workdir=tmp_path, quiet=True)
+    text = r"model: expected a torch\.nn\.Module; got str"
+    refused(text, model="resnet18", train=loaders()[0])
+    wrong: Any = "resnet18"
+    with pytest.raises(compress.NotReady, match=text):
+        compress.load(wrong, tmp_path)
+    with pytest.raises(compress.NotReady, match=text):
+        compress.preview(wrong, RECIPE, example_inputs=x)
+
+
 def test_data_with_nan_are_found_at_the_first_batch() -> None:
     bad = [(torch.full((4, 1, 8, 8), math.nan), torch.zeros(4, dtype=torch.long))]
     refused("the loss of the first training batch is nan", train=bad)

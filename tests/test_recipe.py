@@ -343,3 +343,19 @@ def test_the_reference_in_the_documents_is_that_of_the_schema() -> None:
 
     written = Path(__file__).parent.parent / "docs" / "recipe.md"
     assert written.read_text() == reference(), "python -m compress.reference > docs/recipe.md"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "match"),
+    [
+        ({"engine": {"precision": "float16"}}, r"engine\.precision: .*; got 'float16'\. Did you mean fp16\?"),
+        ({"engine": {"precision": "bfloat16"}}, r"engine\.precision: .*; got 'bfloat16'\. Did you mean bf16\?"),
+        ({"finetune": {"epochs": 1, "features": ["a"]}}, r"got 'features'\. It stands in finetune\.distill\."),
+        ({"target": {"macs": "50%"}}, r"target\.macs: expected .*; got 'macs'\. It stands in budget\."),
+        ({"batch_size": 4}, r"got 'batch_size'\. It stands in timing and data\."),
+        ({"search": {"method": "none"}, "finetune": {"epochs": 1, "precision": "fp16"}}, "It stands in engine"),
+    ],
+)
+def test_words_of_other_libraries_and_keys_in_another_section_get_a_hint(recipe: dict[str, Any], match: str) -> None:
+    with pytest.raises(RecipeError, match=match):
+        Recipe.load({"budget": {"macs": "50%"}} | recipe)

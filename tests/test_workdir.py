@@ -55,10 +55,13 @@ def test_directory_of_another_run_is_refused_with_the_difference(tmp_path: Path)
     with pytest.raises(Stop):
         compress.prune(dense(), FULL, train=Stopping(train, 3), val=val, workdir=tmp_path, quiet=True)
     other = {**FULL, "budget": {"macs": "40%"}, "seed": 7}
-    with pytest.raises(
-        FileExistsError, match=r"(?s)belongs to another run:.*budget.macs: was 0.5, is 0.4.*seed: was 0, is 7"
-    ):
-        compress.prune(dense(), other, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+    match = (
+        r"(?s)choose another workdir; this one belongs to another run:.*"
+        r"budget.macs: was 0.5, is 0.4.*seed: was 0, is 7"
+    )
+    for resume in (True, False):
+        with pytest.raises(FileExistsError, match=match):
+            compress.prune(dense(), other, train=train, val=val, workdir=tmp_path, resume=resume, quiet=True)
     changed = dense()
     with torch.no_grad():
         changed.stem[0].weight[0, 0, 0, 0] += 1
@@ -70,8 +73,9 @@ def test_directory_of_another_run_is_refused_with_the_difference(tmp_path: Path)
         ),
         (dense().double(), r"stem\.0\.weight was float32 \[(.*)\], is float64 \[\1\] \(and \d+ more\)"),
     ):
-        with pytest.raises(FileExistsError, match=rf"(?s)belongs to another run:\n.*{text}"):
-            compress.prune(model, FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+        for resume in (True, False):
+            with pytest.raises(FileExistsError, match=rf"(?s)belongs to another run:\n.*{text}"):
+                compress.prune(model, FULL, train=train, val=val, workdir=tmp_path, resume=resume, quiet=True)
     facts = json.loads((tmp_path / "run.json").read_text()) | {"model": "a hash"}
     (tmp_path / "run.json").write_text(json.dumps(facts))
     with pytest.raises(FileExistsError, match="the model has other weights, or is another"):
@@ -179,8 +183,9 @@ def test_damaged_directories_are_refused_by_name(text: str, tmp_path: Path) -> N
     with pytest.raises(Stop):
         compress.prune(dense(), FULL, train=Stopping(train, 9), val=val, workdir=tmp_path, quiet=True)
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(ValueError, match=r"run\.json: damaged .*; start anew in another workdir"):
-        compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+    for resume in (True, False):
+        with pytest.raises(ValueError, match=r"run\.json: damaged .*; start anew in another workdir"):
+            compress.prune(dense(), FULL, train=train, val=val, workdir=tmp_path, resume=resume, quiet=True)
 
 
 def test_resume_needs_a_workdir() -> None:
