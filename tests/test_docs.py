@@ -104,7 +104,9 @@ def is_a_command(words: list[str]) -> None:
         if given.get("recipe") is not None:
             Recipe.load(given["recipe"])
     elif first == "make":
-        assert all(re.search(rf"(?m)^{target}:", (ROOT / "Makefile").read_text()) for target in rest)
+        known = (ROOT / "Makefile").read_text()
+        given = [word.partition("=") for word in rest]
+        assert all(f"$({name})" in known if value else re.search(rf"(?m)^{name}:", known) for name, _, value in given)
     elif first == "pip":
         (extras,) = re.findall(r"^install -e \.(?:\[([\w,-]+)\])?$", " ".join(rest))
         known = importlib.metadata.metadata("compress").get_all("Provides-Extra") or []
