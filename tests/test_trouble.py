@@ -200,7 +200,11 @@ def test_interrupted_command_says_how_to_go_on_and_goes_on(
         return int(done.value.code or 0), " ".join(capsys.readouterr().err.split())
 
     monkeypatch.setenv("INTERRUPT", "1")
-    code, said = run("--workdir", str(tmp_path / "out"))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        code, said = run("--workdir", str(tmp_path / "out"))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert code == 130
     assert "interrupted in stage finetune; go on with resume=True (--resume) and the same workdir" in said
     assert "Traceback" not in said
