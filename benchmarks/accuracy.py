@@ -15,10 +15,11 @@ torchvision keeps its CIFAR10; `python -m benchmarks.dense` trains the dense net
 from __future__ import annotations
 
 import copy
+import math
 import time
 from argparse import Namespace
 from itertools import product
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import torch
@@ -151,16 +152,20 @@ def firsts(cells: dict[str, Any]) -> list[str]:
 
 
 def summary(content: dict[str, Any]) -> results.Sheet:
-    """The best of ours against the best of theirs: what the README shows."""
+    """The best of ours against the best of theirs: what the README shows. Bold: ahead by more than either's spread."""
     lines = []
     for (network, left, taught), cells in blocks(content):
         if not all(best := firsts(cells)):
             continue
         pairs = [[methods.percents([r[key] for r in cells[m]]) for key in ("sliced", "tuned")] for m in best]
-        (cut, tuned), (its_cut, its_tuned) = pairs
-        name = network.replace("resnet", "ResNet-")
-        said = [name, left, "the dense network" if taught == "taught" else "none", cut, f"**{tuned}** ({best[0]})"]
-        lines.append([*said, its_cut, f"{its_tuned} ({best[1]})"])
+        values = [[row["tuned"] for row in cells[m]] for m in best]
+        spread = max(stdev(v) if len(v) > 1 else math.inf for v in values)
+        ahead = mean(values[0]) - mean(values[1])
+        said = [network.replace("resnet", "ResNet-"), left, "the dense network" if taught == "taught" else "none"]
+        for (cut, tuned), method, clear in zip(pairs, best, (ahead > spread, -ahead > spread), strict=True):
+            bold = "**" * clear
+            said += [cut, f"{bold}{tuned}{bold} ({method})"]
+        lines.append(said)
     return results.Sheet(SUMMARY, lines)
 
 
