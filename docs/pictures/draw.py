@@ -115,7 +115,8 @@ def main() -> None:
     if options.report is None:
         options.report = HERE / "resnet20.json"
         made = resnet20(options.data)
-        made.history.clear()  # long, and not drawn
+        made.history.clear()  # long, and not drawn, as the scores are
+        made.scores.clear()
         options.report.write_text(made.to_json())
     draw(Report.load(options.report), options.picture)
 
