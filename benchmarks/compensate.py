@@ -58,7 +58,7 @@ def one(
     config = search.config_class(method)(method=method)
     importance = search.importance(config, model, groups, seed)
     try:
-        keep = choose(groups, importance, Budget(macs=left), target, ranking=config.ranking)
+        keep = choose(groups, importance, Budget(macs=left), target, ranking=config.ranks_by(groups, "macs"))
     except BudgetError as error:
         return {"error": str(error)}
     plan, again = Plan.build(model, groups, keep), Plan.build(model, groups, keep)
