@@ -7,19 +7,12 @@ import sys
 import pytest
 import torch
 import torchvision
+from commands import run
 
 import compress
 from compress import cli
 
 SMALL = ["--model", "torchvision:resnet18", "--input", "1,3,64,64"]
-
-
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["compress", *words])
-    with pytest.raises(SystemExit) as done:
-        cli.main()
-    streams = capsys.readouterr()
-    return int(done.value.code or 0), streams.out, " ".join(streams.err.split())
 
 
 def test_preview_prints_groups_and_whether_the_budget_can_be_met(monkeypatch, capsys):

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
 import torch
+from commands import run
 from onnx import numpy_helper
 from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 import compress
-from compress import cli
 from compress.data import Data, loaders
 from compress.exporters import onnx as exporter
 from compress.quickstart import Network
@@ -31,14 +30,6 @@ MODEL = "test_export:small"
 def small() -> nn.Module:
     torch.manual_seed(0)
     return Network(12).eval()
-
-
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["compress", *words])
-    with pytest.raises(SystemExit) as done:
-        cli.main()
-    streams = capsys.readouterr()
-    return int(done.value.code or 0), streams.out, " ".join(streams.err.split())
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ class Sleepy(Network):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.training:
-            time.sleep(1e-4 * sum(m.out_channels for m in self.modules() if isinstance(m, nn.Conv2d)))
+            time.sleep(2e-4 * sum(m.out_channels for m in self.modules() if isinstance(m, nn.Conv2d)))
         return super().forward(x)
 
 
@@ -61,12 +61,7 @@ def sleepy() -> Sleepy:
 def test_every_budget_is_met_within_two_points_of_the_dense_accuracy(unit: str) -> None:
     model, (train, val) = sleepy() if unit == "latency" else dense(), loaders()
     left = 0.8 if unit == "latency" else 0.5
-    try:
-        pruned = compress.prune(model, {**RECIPE, "budget": {unit: left}}, train=train, val=val, quiet=True)
-    except compress.BudgetError as error:
-        if unit == "latency" and "cannot be told from" in str(error):
-            pytest.skip(f"others keep the machine too busy to measure a latency: {error}")
-        raise
+    pruned = compress.prune(model, {**RECIPE, "budget": {unit: left}}, train=train, val=val, quiet=True)
     report = pruned.report
     if unit in ("macs", "params"):
         assert getattr(report.pruned, unit) <= left * getattr(report.dense, unit)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import run
 from safetensors.torch import save_file
 from torch import nn
 
@@ -18,14 +19,6 @@ from compress.quickstart import Network
 
 NETWORK = "compress.quickstart:Network"
 MODEL = ["--model", NETWORK, "--recipe", "magnitude_half", "--input", "1,8,8"]
-
-
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", ["compress", *words])
-    with pytest.raises(SystemExit) as done:
-        cli.main()
-    streams = capsys.readouterr()
-    return int(done.value.code or 0), streams.out, " ".join(streams.err.split())
 
 
 def same(model: nn.Module, other: nn.Module) -> bool:
