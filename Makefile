@@ -10,7 +10,7 @@ quickstart: $(STAMP)
 	$(BIN)/compress quickstart
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests compress exporters README.md docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests compress README.md docs
 
 # Quick versions, 20 minutes at the most on 2 cores; `python -m benchmarks.NAME` without --quick is what docs/results.md shows.
 bench: $(STAMP)

@@ -7,14 +7,17 @@ not in CHECKS fails, so that nothing can be shown that is not checked.
 from __future__ import annotations
 
 import argparse
+import doctest
 import hashlib
 import importlib
 import importlib.metadata
 import os
+import pkgutil
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +31,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from torch.distributed.run import get_args_parser
 
-from compress import cli
+from compress import cli, exporters
 from compress.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -275,3 +278,10 @@ def test_command_that_does_not_exist_is_noticed(command: str) -> None:
 def test_block_that_is_not_what_it_says_is_noticed(language: str, content: str, tmp_path: Path) -> None:
     with pytest.raises(NOTICED):
         test_block_is_what_it_says(Block(ROOT / "README.md", 1, language, content), tmp_path)
+
+
+@pytest.mark.parametrize("name", [module.name for module in pkgutil.iter_modules(exporters.__path__)])
+def test_examples_of_the_exporters_run_under_their_one_name(name: str) -> None:
+    """A module of operators that is imported under a second name takes those of the first away (torch frees them)."""
+    assert doctest.testmod(importlib.import_module(f"compress.exporters.{name}")).failed == 0
+    assert f"exporters.{name}" not in sys.modules
