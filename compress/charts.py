@@ -241,14 +241,19 @@ def _curves(report: Report) -> str:
             ax.margins(y=HEADROOM)
             for name, colour in zip(chosen, (KEPT, CUT, MORE, LAST, INK), strict=False):
                 marker = "o" if len(series[name][0]) <= 40 else ""
-                ax.plot(*series[name], color=colour, lw=1.5, marker=marker, ms=3.5, label=name)
+                label = name if chosen[1:] else None  # one by itself is named by the caption
+                ax.plot(*series[name], color=colour, lw=1.5, marker=marker, ms=3.5, label=label)
             metric = chosen[0].removeprefix("val_")
             dense, cut = report.dense.metrics.get(metric, math.nan), report.sliced.get(metric, math.nan)
             if metric != chosen[0] and stage == "finetune" and math.isfinite(cut):
                 ax.plot(0, cut, "o", color=CUT, ms=5, label=f"cut {shown(metric, cut)}")
+            at = [r for r in records if r.get("step") == report.kept.get("step") and chosen[0] in r]
+            if at and metric != chosen[0] and stage == "finetune":
+                ax.plot(at[-1][unit], at[-1][chosen[0]], "o", color=INK, ms=8, mfc="none", label="kept")
             if metric != chosen[0] and math.isfinite(dense):
                 ax.axhline(dense, color=INK, lw=1, ls="--", label=f"dense {shown(metric, dense)}")
-            ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.97), ncols=5, handlelength=1.4, columnspacing=1.2)
+            if ax.get_legend_handles_labels()[1]:
+                ax.legend(loc="lower left", bbox_to_anchor=(-0.02, 0.97), ncols=5, handlelength=1.4, columnspacing=1.2)
             ax.set_xlabel(unit)
             ax.grid()
             _ticks(ax.xaxis, 6)
@@ -256,7 +261,8 @@ def _curves(report: Report) -> str:
             what = "terms of the loss" if chosen[1:] else chosen[0].replace("val_", "validation ", 1)
             words, caption = f"{', '.join(chosen)} by {unit}", f"{stage}: {what}"
             pictures.append(_svg(figure, f"curve{len(pictures)}", words, caption))
-    return _section("Curves", "", pictures)
+    said = report.which_weights() if pictures else ""
+    return _section("Curves", f"{said[:1].upper()}{said[1:]}." if said else "", pictures)
 
 
 def _series(records: list[dict[str, Any]], unit: str, name: str) -> tuple[list[float], list[float]]:

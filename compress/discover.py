@@ -31,7 +31,13 @@ def find_groups(model: nn.Module, example_inputs: Any, target: Target | None = N
     Raises:
         TraceError: the model does not run on the example inputs.
         ValueError: a name in `target` matches nothing.
+        TypeError: something else than a model or a target.
     """
+    for what, given, kind in (("model", model, nn.Module), ("target", target, Target | None)):
+        if not isinstance(given, kind):
+            word = "torch.nn.Module" if what == "model" else "compress.recipe.Target"
+            got = f"the class {given.__name__}" if isinstance(given, type) else f"{type(given).__name__} {given!r:.60}"
+            raise TypeError(f"{what}: expected a {word}; got {got}")
     with torch.inference_mode(False):
         normal = pytree.tree_map(
             lambda t: t.clone() if isinstance(t, Tensor) and t.is_inference() else t, example_inputs

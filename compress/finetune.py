@@ -70,7 +70,7 @@ class Tuning:
         if self.keep_best:
             self.best = {name: t.detach().clone() for name, t in tensors_of(self.product).items()}
         modules = {"student": self.student} | ({"average": self.average} if self.average else {})
-        self.state = State(modules, [self.optimizer], lambda: self.best, {"best": None})
+        self.state = State(modules, [self.optimizer], lambda: self.best, {"best": None, "at": 0})
         names = self.config.distill.features if self.config.distill is not None else ()
         self.features = Features(self.student, self.teacher, self.plan, names)
         self.mix: Mixup | None = None
@@ -123,7 +123,7 @@ class Tuning:
         first = next(iter(found.values()), math.nan)
         before = self.state.facts["best"]
         if self.keep_best and math.isfinite(first) and (before is None or first >= before):
-            self.state.facts["best"] = first
+            self.state.facts |= {"best": first, "at": self.done}
             for name, tensor in tensors_of(self.product).items():
                 self.best[name].copy_(tensor)
         return found
@@ -133,6 +133,8 @@ class Tuning:
         """Give the student the weights that count."""
         best = self.keep_best and self.state.facts["best"] is not None
         put_(self.student, self.best if best else tensors_of(self.product))
+        if best:
+            self.engine.facts["kept"] = {"step": self.state.facts["at"], "of": self.total}
 
     def _softened(self, batch: Any) -> Any:
         task: Any = self.task  # one that can soften: that was checked before the start

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,6 +62,7 @@ class Report:
     recipe: dict[str, Any] = field(default_factory=dict)
     export: dict[str, Any] = field(default_factory=dict)  # of the file for deployment: an ExportReport as plain data
     machine: dict[str, Any] = field(default_factory=dict)  # device, threads, batch size of the latency, versions
+    kept: dict[str, int] = field(default_factory=dict)  # which weights, if the best: behind step `step` of `of`
     origin: dict[str, Any] = field(default_factory=dict)  # model, seed, date and version of the library: see origin()
 
     def __repr__(self) -> str:
@@ -141,12 +143,19 @@ class Report:
             table,
             *refusals(self.refused),
             *[Text(f"note: {note}", style="yellow") for note in self.notes],
+            *[Text(said) for said in [self.which_weights()] if said],
         )
 
     def came_from(self) -> list[str]:
-        """What tells this report from others: the model's class, the seed, when the run began, and by which version."""
+        """What tells this report from others: the model, the seed, when the run began, and by which version."""
         words = {"model": "", "seed": "seed ", "date": "", "version": "compress "}
         return [f"{word}{self.origin[key]}" for key, word in words.items() if key in self.origin]
+
+    def which_weights(self) -> str:
+        """Which weights of fine-tuning the network has, where the best on validation were chosen."""
+        if not self.kept:
+            return ""
+        return f"weights of step {self.kept['step']} of {self.kept['of']}: of those measured, the best on validation"
 
     def show(self) -> None:
         Console().print(self)
@@ -181,7 +190,14 @@ def origin(model: nn.Module, seed: int) -> dict[str, Any]:
     from . import __version__
 
     date = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return {"model": type(model).__name__, "seed": seed, "date": date, "version": __version__}
+    return {"model": _named(model), "seed": seed, "date": date, "version": __version__}
+
+
+def _named(model: nn.Module) -> str:
+    """What a timm model calls itself, or else its class."""
+    told = [getattr(model, name, None) for name in ("pretrained_cfg", "default_cfg")]
+    names = [cfg.get("architecture") for cfg in told if isinstance(cfg, Mapping)]
+    return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
 
 def machine(device: torch.device, batch_size: int) -> dict[str, Any]:

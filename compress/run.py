@@ -264,8 +264,7 @@ class Run:
         report, engine, timing = self.report, self.engine, self.recipe.timing
         assert report is not None
         with engine.stage("evaluate"):
-            report.dense.metrics = engine.facts.get("dense", {})
-            report.sliced = engine.facts.get("sliced", {})
+            report.dense.metrics, report.sliced = (engine.facts.get(name, {}) for name in ("dense", "sliced"))
             tuned = self.recipe.finetune is not None
             report.pruned.metrics = engine.evaluate(self.task, self.compact) if tuned else dict(report.sliced)
         with engine.stage("timing"), engine.display.bar("timing dense and compact"):
@@ -275,7 +274,8 @@ class Run:
             side.latency_ms, side.latency_spread_ms = time.median, time.spread
         report.pruned.params = sum(p.numel() for p in self.compact.parameters())  # with biases that compensation made
         report.history, report.seconds = engine.history, engine.seconds
-        report.scores, report.origin = engine.facts.get("scores", []), engine.facts.get("origin", {})
+        report.scores = engine.facts.get("scores", [])
+        report.origin, report.kept = (engine.facts.get(name, {}) for name in ("origin", "kept"))
         report.recipe = self.recipe.model_dump(mode="json", exclude_none=True)
         report.machine = machine(engine.device, timing.batch_size)
         if engine.config.channels_last:

@@ -39,6 +39,7 @@ def made_up(groups: int = 8, trained: bool = True) -> Report:
         report.seconds = {"search": 812.3, "finetune": 7421.0}
         report.machine = {"device": "cpu", "threads": 2}
         report.origin = {"model": "ResNet", "seed": 3, "date": "2024-02-29 12:00 UTC", "version": "1.2.3"}
+        report.kept = {"step": 27, "of": 36}
         for step in range(0, 1001, 25):
             spread = {name: np.quantile(values, np.linspace(0, 1, 11)).tolist() for name, values in importance.items()}
             every = np.quantile(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import io
 import re
+from dataclasses import replace
 
 import matplotlib
 import numpy as np
 import pytest
 from pages import REPORTS, Document, drawn, made_up, outlines, svg_of
+from rich.console import Console
 
 import compress.charts
 from compress.page import page
@@ -52,6 +55,13 @@ def test_curves_show_the_dense_value_and_every_stage() -> None:
     ]  # fmt: skip
     curve = svg_of(html, "val_accuracy by epoch")
     assert "dense 94.14%" in curve and "cut 61.21%" in curve and "stroke-dasharray" in html
+    assert ">kept<" in curve and ">kept<" not in svg_of(html, "loss by epoch")
+    said = "eights of step 27 of 36: of those measured, the best on validation"
+    assert f"<p>W{said}.</p>" in html
+    assert ">kept<" not in svg_of(page(replace(REPORTS["full"], kept={})), "val_accuracy by epoch")
+    console = Console(width=160, file=io.StringIO(), record=True)
+    console.print(REPORTS["full"])
+    assert f"w{said}" in console.export_text()
 
 
 def test_scores_are_drawn_as_the_search_left_them() -> None:

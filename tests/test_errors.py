@@ -33,6 +33,16 @@ def test_inputs_of_a_wrong_shape_are_described(call: Any) -> None:
         call(model(), RECIPE, example_inputs=torch.randn(2, 8, 3, 8))
 
 
+def test_what_is_no_model_and_no_target_is_named() -> None:
+    x = torch.randn(1, 3, 8, 8)
+    with pytest.raises(TypeError, match=r"model: expected a torch\.nn\.Module; got str 'resnet18'"):
+        compress.find_groups("resnet18", x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"model: expected a torch\.nn\.Module; got the class Identity"):
+        compress.find_groups(nn.Identity, x)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"target: expected a compress\.recipe\.Target; got dict \{'residual': True\}"):
+        compress.find_groups(model(), x, {"residual": True})  # type: ignore[arg-type]
+
+
 def test_too_many_arguments_are_an_error() -> None:
     x = torch.randn(1, 3, 8, 8)
     with pytest.raises(TraceError, match="it stops in the model with TypeError"):

@@ -129,8 +129,10 @@ def test_best_weights_on_validation_are_kept(scores: tuple[float, ...], kept: in
     seen: list[Any] = []
     student = cut(dense())[0]
     task = Scripted(loaders(count=128)[0], [first()])
-    finetune(student, dense(), compress.Plan({}, {}), task, task.train or (), config(), engine(), 6)
+    work = engine()
+    finetune(student, dense(), compress.Plan({}, {}), task, task.train or (), config(), work, 6)
     assert len(seen) == 3
+    assert work.facts["kept"] == {"step": 2 * (kept + 1), "of": 6}
     for moment in range(3):
         assert all(torch.equal(v, seen[moment][k]) for k, v in student.state_dict().items()) is (moment == kept)
 
@@ -144,7 +146,9 @@ def test_last_weights_are_kept_where_best_is_off() -> None:
     seen: list[Any] = []
     student = cut(dense())[0]
     task = Scripted(loaders(count=128)[0], [first()])
-    finetune(student, dense(), compress.Plan({}, {}), task, task.train or (), config(best=False), engine(), 6)
+    work = engine()
+    finetune(student, dense(), compress.Plan({}, {}), task, task.train or (), config(best=False), work, 6)
+    assert "kept" not in work.facts
     assert all(torch.equal(v, seen[-1][k]) for k, v in student.state_dict().items())
 
 

@@ -88,6 +88,8 @@ def test_pruning_from_end_to_end(pruned: Any) -> None:
     assert report.pruned.metrics[AP] > report.sliced[AP]
     checks = [h[f"val_{AP}"] for h in report.history if f"val_{AP}" in h]
     assert report.pruned.metrics[AP] == max(checks)  # the best on validation are kept
+    at = [h["step"] for h in report.history if h.get(f"val_{AP}") == max(checks)]
+    assert report.kept == {"step": at[-1], "of": 15}
 
 
 def test_mmdets_own_tools_load_it_by_an_entry_of_the_config(case: Case, pruned: Any, tmp_path: Path) -> None:

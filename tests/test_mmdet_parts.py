@@ -7,6 +7,7 @@ import json
 import math
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import compress.mmdet
 from compress.compute import EngineConfig
 from compress.mmdet.distill import channelwise, maps, taught
 from compress.mmdet.schedule import settings
-from compress.mmdet.tune import evaluate
+from compress.mmdet.tune import Watch, evaluate
 from compress.recipe import Distill, Finetune
 from compress.task import Task
 
@@ -172,6 +173,21 @@ def test_checkpoints_of_the_runner_are_read_and_what_else_asks_for_getattr_is_no
     torch.save({"state_dict": Evil()}, tmp_path / "b.pth")
     with pytest.raises((ValueError, pickle.UnpicklingError), match="not what mmengine writes, and not read"):
         torch.load(tmp_path / "b.pth", weights_only=True)
+
+
+@pytest.mark.parametrize(
+    ("scores", "kept"), [((0.5, 0.9, 0.7), 2), ((0.9, 0.9, 0.7), 2), ((math.nan, 0.1, 0.0), 2), ((0.0, 0.0, 0.0), 3)]
+)
+def test_the_best_weights_are_kept_and_of_equals_the_last(scores: tuple[float, ...], kept: int) -> None:
+    model, engine = torch.nn.Linear(1, 1), SimpleNamespace(facts={}, record=lambda *_: None)
+    work: Any = SimpleNamespace(config=Finetune(epochs=1), engine=engine, student=model, total=3)
+    watch, runner = Watch(work), SimpleNamespace(model=model, iter=0, train_dataloader=[0], hooks=[])
+    for score in scores:
+        runner.iter += 1
+        torch.nn.init.constant_(model.weight, runner.iter)
+        watch.after_val_epoch(runner, {"mAP": score})
+    watch.finish(runner)
+    assert model.weight.item() == kept and engine.facts["kept"] == {"step": kept, "of": 3}
 
 
 def test_a_detection_is_a_task_and_wants_the_runners_device(cfg: Config) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 import yaml
 from pages import REPORTS, Document, drawn, made_up, outlines
@@ -139,6 +140,9 @@ def test_origin_is_that_of_the_run_and_old_files_have_none(tmp_path: Path) -> No
     date = datetime.strptime(report.origin.pop("date"), "%Y-%m-%d %H:%M %Z").replace(tzinfo=timezone.utc)
     assert before <= date <= datetime.now(timezone.utc)
     assert report.origin == {"model": "Sequential", "seed": 7, "version": compress.__version__}
+    timm_model = timm.create_model("resnet10t", num_classes=3)
+    report_of_timm = compress.prune(timm_model, recipe, example_inputs=torch.ones(1, 3, 32, 32), quiet=True).report
+    assert report_of_timm.origin["model"] == "resnet10t"
     data = json.loads(report.to_json())
     (tmp_path / "report.json").write_text(json.dumps(data))
     assert Report.load(tmp_path / "report.json") == report

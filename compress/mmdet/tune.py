@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import tempfile
 import uuid
@@ -86,6 +87,7 @@ class Watch(Hook):  # type: ignore[misc]
     def __init__(self, work: Work) -> None:
         self.work = work
         self.first: float | None = None
+        self.at = 0  # the step that it was measured behind
         self.keeps = work.config.best is not False
         self.best: dict[str, torch.Tensor] = {}
 
@@ -101,22 +103,24 @@ class Watch(Hook):  # type: ignore[misc]
         done = min(runner.iter, self.work.total)
         self.work.engine.record(self._where(runner, done), {f"val_{k}": v for k, v in found.items()})
         first = next(iter(found.values()), None)
-        if self.keeps and first is not None and (self.first is None or first > self.first):
-            self.first = first
+        finite = first is not None and math.isfinite(first)
+        if self.keeps and first is not None and finite and (self.first is None or first >= self.first):
+            self.first, self.at = first, done
             self.best = {name: t.detach().clone() for name, t in tensors_of(_inner(runner.model)).items()}
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint["compress"] = {"first": self.first, "best": self.best}
+        checkpoint["compress"] = {"first": self.first, "at": self.at, "best": self.best}
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
-        kept = checkpoint.get("compress", {"first": None, "best": {}})
-        self.first, self.best = kept["first"], kept["best"]
+        kept = checkpoint.get("compress", {"first": None, "at": 0, "best": {}})
+        self.first, self.at, self.best = kept["first"], kept["at"], kept["best"]
 
     def finish(self, runner: Any) -> None:
         """Give the student the weights that count: the best, those of a moving average, or the last."""
         averages = [hook.ema_model.module for hook in runner.hooks if getattr(hook, "ema_model", None) is not None]
         if self.best:
             put_(self.work.student, self.best)
+            self.work.engine.facts["kept"] = {"step": self.at, "of": self.work.total}
         elif averages:
             put_(self.work.student, tensors_of(averages[0]))
 
