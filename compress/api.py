@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,25 +21,26 @@ from torch import nn
 from .branches import survives
 from .budget import Bounds, BudgetError, choose, percent, smallest
 from .checkpoint import Store
-from .deploy import check_export
+from .deploy import check_export, try_export
 from .digest import digest
 from .discover import find_groups
 from .engine import pick_device
-from .files import EXPORTED, whole_directory, write_whole
+from .files import EXPORTED, KEPT, whole_directory, write_whole
 from .groups import Groups
 from .lock import LOCK
 from .page import page
 from .plan import Plan, PlanError
 from .preflight import NotReady, check_groups, unwrapped
-from .processes import agreed, rank
+from .processes import agreed, first, rank
 from .recipe import Recipe
 from .report import Report
 from .run import Run
 from .search import importance as found_without_data
+from .shell import still_
 from .slicing import slice_
 from .task import Task
 from .timing import choose_by_latency
-from .workdir import IDENTITY, check_workdir
+from .workdir import IDENTITY, check_workdir, other_export
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
@@ -62,8 +64,11 @@ class Pruned:
         """
         with whole_directory(Path(directory)) as folder:
             self._write(folder)
-            for name in (IDENTITY, *(EXPORTED if self.report.export else ())):  # a working directory stays one
-                if (held := Path(directory) / name).exists():
+            for name in (IDENTITY, *KEPT, *(EXPORTED if self.report.export else ())):  # a working directory stays one
+                held = Path(directory) / name
+                if held.is_dir():
+                    shutil.copytree(held, folder / name)
+                elif held.exists():
                     (folder / name).write_bytes(held.read_bytes())
 
     def _write(self, folder: Path) -> None:
@@ -101,7 +106,7 @@ def prune(
         TraceError: the model does not run on the example inputs.
         BudgetError: the budget is out of reach.
         Diverged: a loss is not finite.
-        ExportError: the result cannot be exported as the recipe says; it is in the workdir all the same.
+        ExportError: the model cannot be exported as the recipe says; or the result cannot, and is in the workdir.
         FileExistsError: the workdir is in use, or belongs to another run.
     """
     recipe, folder, model = Recipe.load(recipe), None if workdir is None else Path(workdir), unwrapped(model)
@@ -112,9 +117,10 @@ def prune(
         return done
     given = {"train": train, "val": val, "task": task, "example_inputs": example_inputs}
     with Run.start(model, recipe, device, folder, resume, quiet, **given) as run:
-        run.evaluate_dense()
+        first(lambda: try_export(run.teacher, recipe, run.task, run.ready.example_inputs, run.engine.display))
         while run.round < recipe.steps:
             groups = run.find()
+            run.evaluate_dense()
             importance = run.search(groups)  # attach scores, train, fold
             keep = run.choose(groups, importance)
             run.cut(groups, keep)
@@ -136,12 +142,13 @@ def load(model: nn.Module, directory: str | Path) -> nn.Module:
     """Cut a fresh dense model to the saved shape, in place, and give it the saved weights. Runs no code from disk.
 
     Raises:
-        NotReady: `model` is not a model.
+        NotReady: `model` is not a model, or is in a wrapper that holds on to its parameters.
         PlanError: the directory is damaged or was saved from another model; nothing was changed.
         FileNotFoundError: nothing was saved there.
     """
-    folder = Path(directory)
-    unwrapped(model)
+    folder, given, model = Path(directory), model, unwrapped(model)
+    if isinstance(given, nn.parallel.DistributedDataParallel):
+        raise NotReady("model: DistributedDataParallel holds on to the dense parameters; load first, then wrap")
     for name in ("plan.json", "model.safetensors"):
         if not (folder / name).exists():
             raise FileNotFoundError(f"{folder}: expected a directory written by save(); it has no {name}")
@@ -152,7 +159,7 @@ def load(model: nn.Module, directory: str | Path) -> nn.Module:
         for name, tensor in model.state_dict(keep_vars=True).items():
             if name in stored:
                 tensor.copy_(stored[name])
-    return model
+    return given
 
 
 @dataclass
@@ -233,9 +240,12 @@ def _finished(model: nn.Module, recipe: Recipe, folder: Path, device: str | torc
     report = Report.load(folder / "report.json")
     if recipe.export is not None and not report.export:
         return None  # all but the export is done
+    if lines := other_export(report.recipe.get("export"), recipe):
+        what = "the run is finished, and its recipe had another export"
+        raise FileExistsError(f"{folder}: {what}; write another file with `compress export`:\n  " + "\n  ".join(lines))
     with suppress(OSError):  # it was stopped when all but this was done
         (folder / LOCK).unlink()
-    compact = load(copy.deepcopy(model), folder).to(pick_device(device, model))
+    compact = still_(load(copy.deepcopy(model), folder).to(pick_device(device, model)))
     return Pruned(compact, Plan.load(folder / "plan.json"), report)
 
 

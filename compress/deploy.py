@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from .display import Display
 from .plan import Plan
 from .preflight import NotReady
 from .recipe import Export, Recipe, Timing
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from .exporters.report import ExportReport
 
 CALIBRATION = 16  # batches
+HOW = ("dynamic_batch", "dynamic_size", "opset", "slim", "half")
 
 
 def check_export(recipe: Recipe, folder: Path | None) -> None:
@@ -36,6 +38,22 @@ def check_export(recipe: Recipe, folder: Path | None) -> None:
     from .exporters.extra import need_onnx
 
     need_onnx()
+
+
+def try_export(model: nn.Module, recipe: Recipe, task: Task, example_inputs: Any, display: Display) -> None:
+    """Translate the dense model as the recipe asks, and write nothing: what does not work then is known before the run.
+
+    Raises:
+        ExportError: it cannot be exported as asked.
+    """
+    if recipe.export is None or hasattr(task, "export"):
+        return
+    from .exporters.call import Call
+    from .exporters.lower import lower
+
+    with display.bar("trying the export"):
+        how = {name: getattr(recipe.export, name) for name in HOW}
+        lower(model, Call.of(model, example_inputs), **how)
 
 
 def deploy(
@@ -64,12 +82,11 @@ def deploy(
         made: ExportReport = own(pair, asked, path, plan=plan, recipe=recipe, timing=timing)
         return made
     val = task.val
-    fields = ("dynamic_batch", "dynamic_size", "opset", "slim", "half")
     report: ExportReport = exporter.export(
         pair[1],
         path,
         example_inputs,
-        **{name: getattr(asked, name) for name in fields},
+        **{name: getattr(asked, name) for name in HOW},
         samples=_inputs(task, val, 1) if asked.dynamic_batch else (),
         dense=pair[0],
         about=exporter.About.of_loader(task.train if val is None else val, plan=plan, recipe=recipe),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for anybody, this user or this process
 EXPORTED = ("model.onnx", "model.int8.onnx")
+KEPT = ("track", "config.py")  # beside what is saved: of trackers, and of MMDetection
 SAVED = {
     "plan.json",
     "model.safetensors",
@@ -22,6 +23,8 @@ SAVED = {
     "checkpoint.before.safetensors",
     ".lock",
     *EXPORTED,
+    *KEPT,
+    "finetune",  # checkpoints of a task's own
 }
 
 

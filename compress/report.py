@@ -200,7 +200,7 @@ def _named(model: nn.Module) -> str:
     return next((name for name in names if isinstance(name, str) and name), type(model).__name__)
 
 
-def machine(device: torch.device, batch_size: int) -> dict[str, Any]:
+def machine(device: torch.device, batch_size: int | str) -> dict[str, Any]:
     """What the times were measured on."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     threads = {"threads": torch.get_num_threads(), "cores": os.cpu_count()} if device.type == "cpu" else {}

@@ -35,11 +35,11 @@ from .remarks import gone_to_zero, zeros
 from .report import Report, machine, origin
 from .search import Job, Search, search_class
 from .share import accumulated, shared
-from .shell import shell, teacher_of
+from .shell import shell, still_, teacher_of
 from .slicing import slice_
 from .split import halves
 from .states import compiled, lay_out_, synchronised
-from .timing import batched, check_reach, choose_by_latency, compare
+from .timing import check_reach, choose_by_latency, compare_batches
 from .tracking import tracking
 from .watch import watched
 from .workdir import IDENTITY, check_workdir, own_workdir
@@ -268,8 +268,7 @@ class Run:
             tuned = self.recipe.finetune is not None
             report.pruned.metrics = engine.evaluate(self.task, self.compact) if tuned else dict(report.sliced)
         with engine.stage("timing"), engine.display.bar("timing dense and compact"):
-            inputs = batched(self.ready.example_inputs, timing.batch_size)
-            times = compare([self.teacher, self.compact], inputs, timing.repeats)
+            times, size = compare_batches([self.teacher, self.compact], self.ready.example_inputs, timing)
         for side, time in zip((report.dense, report.pruned), times, strict=True):
             side.latency_ms, side.latency_spread_ms = time.median, time.spread
         report.pruned.params = sum(p.numel() for p in self.compact.parameters())  # with biases that compensation made
@@ -277,12 +276,10 @@ class Run:
         report.scores = engine.facts.get("scores", [])
         report.origin, report.kept = (engine.facts.get(name, {}) for name in ("origin", "kept"))
         report.recipe = self.recipe.model_dump(mode="json", exclude_none=True)
-        report.machine = machine(engine.device, timing.batch_size)
+        report.machine = machine(engine.device, size)
         if engine.config.channels_last:
             self.compact.to(memory_format=torch.contiguous_format)
-        modes = {name: module.training for name, module in self.model.named_modules()}
-        for name, module in self.compact.named_modules():
-            module.training = modes.get(name, False)
+        still_(self.compact)
         return report
 
     def export(self, folder: Path) -> None:

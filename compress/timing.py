@@ -32,6 +32,10 @@ HALVINGS = 8  # of the ranking: the widths are then known to a 256th of all dime
 FEWEST = 6  # pairs below which no interval of the median has 95 %
 
 
+class DoesNotRun(ValueError):
+    """A model cannot be timed on batches of the size that the recipe says."""
+
+
 @dataclass(frozen=True)
 class Times:
     """One network's times in milliseconds, in the order of its runs."""
@@ -74,6 +78,7 @@ def compare(models: Sequence[nn.Module], inputs: Any, repeats: int, *, clock: Cl
 
     Raises:
         TypeError: `inputs` is none of the forms that a model can be called with.
+        DoesNotRun: a model does not run on them.
         ValueError: `repeats` is less than one.
     """
     if repeats < 1:
@@ -118,6 +123,14 @@ def batched(example_inputs: Any, batch_size: int) -> Any:
     if isinstance(example_inputs, Mapping):
         return kwargs
     return args if isinstance(example_inputs, tuple) else args[0]
+
+
+def compare_batches(models: Sequence[nn.Module], example_inputs: Any, timing: Timing) -> tuple[list[Times], int | str]:
+    """Time models on batches of the size that is asked for, or as the inputs are if they run on no such; says which."""
+    try:
+        return compare(models, batched(example_inputs, timing.batch_size), timing.repeats), timing.batch_size
+    except DoesNotRun:
+        return compare(models, example_inputs, timing.repeats), "that of the example inputs"
 
 
 def choose_by_latency(
@@ -231,7 +244,12 @@ class _Race:
         tensors = [*pytree.tree_leaves(call), *(p for model in models for p in model.parameters())]
         self.devices = {t.device for t in tensors if isinstance(t, Tensor) and t.is_cuda}
         self.samples: list[list[float]] = [[] for _ in models]
-        self.run(WARMUP)
+        try:
+            self.run(WARMUP)
+        except Exception as error:  # of the model's own code
+            shapes = [list(t.shape) for t in pytree.tree_leaves(call) if isinstance(t, Tensor)]
+            text = f"timing.batch_size: the model does not run on inputs of shape {shapes}: "
+            raise DoesNotRun(f"{text}{type(error).__name__}: {str(error)[:160]}") from error
         self.samples = [[] for _ in models]
 
     def run(self, repeats: int) -> None:

@@ -29,7 +29,7 @@ def check_workdir(
         ValueError: what it says of its run cannot be read.
     """
     if identity is None:
-        said = recipe.model_dump(mode="json", exclude_none=True, exclude={"engine": {"track"}})
+        said = recipe.model_dump(mode="json", exclude_none=True, exclude=_after(recipe))
         identity = {"recipe": said, "model": fingerprint(model)}
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: expected a directory, found a file")
@@ -58,6 +58,18 @@ def check_workdir(
             "choose another"
         )
     return identity
+
+
+def _after(recipe: Recipe) -> dict[str, Any]:
+    """What does not change the network: a run may go on with another."""
+    timed = "latency" in (recipe.budget.unit, getattr(recipe.search, "penalty", None))
+    return {"engine": {"track"}, "export": True} | ({} if timed else {"timing": True})
+
+
+def other_export(before: Any, recipe: Recipe) -> list[str]:
+    """What a finished run's export had that the recipe has otherwise."""
+    now = recipe.model_dump(mode="json", exclude_none=True).get("export")
+    return list(_differences(before, now, "export")) if now is not None else []
 
 
 def own_workdir(folder: Path, model: nn.Module, recipe: Recipe, resume: bool, identity: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -148,11 +149,33 @@ def test_an_export_that_fails_loses_nothing_and_is_tried_again(tmp_path: Path, m
     given: dict[str, Any] = {"example_inputs": x, "workdir": tmp_path / "out", "quiet": True}
     with pytest.raises(exporter.ExportError, match="lgamma has no translation to ONNX"):
         compress.prune(make(), recipe, **given)
+    assert not (tmp_path / "out" / "plan.json").exists()  # it is known before anything is spent
+    with monkeypatch.context() as patch, pytest.raises(exporter.ExportError, match="lgamma has no translation to ONNX"):
+        patch.setattr(compress.api, "try_export", lambda *_: None)
+        compress.prune(make(), recipe, **given)
     assert not (tmp_path / "out" / "model.onnx").exists()
     compress.load(make(), tmp_path / "out")
     monkeypatch.setattr(Refuses, "stubborn", False)
-    pruned = compress.prune(make(), recipe, **given, resume=True)
+    given["resume"] = True
+    pruned = compress.prune(make(), recipe | {"export": {"slim": False}, "timing": {"repeats": 3}}, **given)
     assert (tmp_path / "out" / "model.onnx").exists() and pruned.report.export["opset"] >= 18
+    with pytest.raises(FileExistsError, match=r"(?s)`compress export`:\n  export.slim: was False, is True"):
+        compress.prune(make(), recipe, **given)
+
+
+def test_an_opset_that_there_is_not_is_known_before_anything_is_spent(tmp_path: Path) -> None:
+    class Untouched(list[Any]):
+        """Batches of which no more than the first may be read."""
+
+        def __iter__(self) -> Iterator[Any]:
+            for number, batch in enumerate(super().__iter__()):
+                assert number == 0, "read on"
+                yield batch
+
+    data = Untouched([(torch.randn(4, 1, 8, 8), torch.zeros(4, dtype=torch.long))] * 2)
+    recipe = RECIPE | {"export": {"opset": 99}}
+    with pytest.raises(exporter.ExportError, match=r"opset: 99 is too new for this model.*leave opset out"):
+        compress.prune(small(), recipe, train=data, val=data, workdir=tmp_path / "out", quiet=True)
 
 
 @pytest.mark.parametrize(

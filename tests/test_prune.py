@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 import yaml
 from digits import FINETUNE, RECIPE, SEARCH, TIMING, dense, loaders
 from test_untouched import alike, portrait
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import compress
@@ -208,11 +209,14 @@ def test_recipe_that_names_its_task_stands_alone(tmp_path: Path, monkeypatch: py
     assert pruned.report.pruned.macs <= pruned.report.dense.macs / 2
 
 
-def test_mode_of_the_argument_is_the_mode_of_the_result() -> None:
+def test_result_is_in_eval_mode_and_the_argument_in_its_own(tmp_path: Path) -> None:
     for training in (False, True):
-        model = dense().train(training)
-        pruned = compress.prune(model, {"budget": {"macs": 0.5}}, example_inputs=torch.randn(1, 1, 8, 8), quiet=True)
-        assert all(module.training is training for module in pruned.model.modules())
+        model, recipe = dense().train(training), {"budget": {"macs": 0.5}}
+        given: dict[str, Any] = {"example_inputs": torch.randn(1, 1, 8, 8), "workdir": tmp_path / str(training)}
+        for resume in (False, True):
+            pruned = compress.prune(model, recipe, **given, resume=resume, quiet=True)
+            assert not any(module.training for module in pruned.model.modules())
+            assert all(module.training is training for module in model.modules())
 
 
 def test_compensation_serves_the_whole_call() -> None:
@@ -232,3 +236,59 @@ def test_bounds_of_a_recipe_are_kept() -> None:
     assert kept["stage1.0.conv1"] >= 12
     assert kept["stage1.1.conv1"] >= 12
     assert kept["stage2.0.conv1"] <= 5
+
+
+class Clips(nn.Module):
+    """Eight pictures in a row are one example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = nn.Conv2d(1, 8, 3, padding=1), nn.Conv2d(8, 8, 3), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x).relu()
+        h = h.view(len(x) // 8, 8, *h.shape[1:]).roll(1, 1).flatten(0, 1)
+        out: Tensor = self.head(self.b(h).relu().mean((2, 3))).view(len(x) // 8, 8, 3).mean(1)
+        return out
+
+
+def test_model_that_runs_on_no_single_example_is_timed_on_what_was_given(tmp_path: Path) -> None:
+    recipe = {"budget": {"macs": "60%"}, "timing": {"repeats": 3}}
+    pruned = compress.prune(Clips(), recipe, example_inputs=torch.randn(16, 1, 8, 8), workdir=tmp_path / "out")
+    assert pruned.report.pruned.latency_ms and pruned.report.machine["batch size"] == "that of the example inputs"
+    assert compress.load(Clips(), tmp_path / "out")(torch.randn(8, 1, 8, 8)).shape == (1, 3)
+    one = compress.prune(dense(), recipe, example_inputs=torch.randn(16, 1, 8, 8)).report
+    assert one.machine["batch size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"budget": {"macs": "1%"}}, compress.BudgetError),
+        ({"target": {"exclude": ["foo"]}}, ValueError),
+        ({"target": {"bounds": {"foo": {"least": 1}}}}, ValueError),
+        ({"target": {"attention": True}}, compress.NotReady),
+    ],
+)
+def test_what_cannot_be_is_said_before_the_data_are_read(wrong: dict[str, Any], error: type[Exception]) -> None:
+    train, val = loaders()
+    read: list[Any] = []
+
+    class Watched(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter(read.append(batch) or batch for batch in super().__iter__())
+
+    with pytest.raises(error):
+        compress.prune(dense(), RECIPE | wrong, train=train, val=Watched(val), quiet=True)
+    assert not read
+
+
+def test_working_directory_with_files_of_trackers_can_be_saved_into(tmp_path: Path) -> None:
+    recipe = {**RECIPE, "finetune": None, "engine": {"track": ["tensorboard"]}}
+    train, val = loaders()
+    pruned = compress.prune(dense(), recipe, train=train, val=val, workdir=tmp_path / "out", quiet=True)
+    events = sorted((tmp_path / "out" / "track").rglob("*"))
+    pruned.save(tmp_path / "out")
+    assert events and events == sorted((tmp_path / "out" / "track").rglob("*"))
+    resumed = compress.prune(dense(), recipe, train=train, val=val, workdir=tmp_path / "out", resume=True)
+    assert resumed.report == pruned.report

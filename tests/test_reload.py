@@ -248,3 +248,17 @@ def test_plan_that_keeps_what_is_not_there_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(data))
     with pytest.raises(PlanError, match=r"group 0: expected kept dimensions in 0\.\.7, sorted and each once; got"):
         compress.load(net, tmp_path / "out")
+
+
+def test_wrapped_models_are_loaded_where_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["chain"]
+    saved = compress.prune(build(case), RECIPE, example_inputs=example(case))
+    saved.save(tmp_path / "out")
+    wrapped = nn.DataParallel(build(case))
+    assert compress.load(wrapped, tmp_path / "out") is wrapped
+    assert torch.equal(wrapped.module(example(case)), saved.model(example(case)))
+    bare = object.__new__(nn.parallel.DistributedDataParallel)  # which is not made without other processes
+    nn.Module.__init__(bare)
+    bare.module = build(case)
+    with pytest.raises(compress.NotReady, match="DistributedDataParallel holds on to the dense parameters; load first"):
+        compress.load(bare, tmp_path / "out")

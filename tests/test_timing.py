@@ -17,7 +17,17 @@ import compress
 from compress import BudgetError
 from compress.budget import choose, rank, smallest
 from compress.recipe import Bound, Budget, Target, Timing
-from compress.timing import HALVINGS, Ratio, Times, batched, choose_by_latency, compare, ratio
+from compress.timing import (
+    HALVINGS,
+    Ratio,
+    Times,
+    batched,
+    check_reach,
+    choose_by_latency,
+    compare,
+    compare_batches,
+    ratio,
+)
 
 TAKES = 20e-6  # seconds for each dimension, on the clock below
 
@@ -304,3 +314,22 @@ def test_latency_is_not_computed() -> None:
         choose(groups, random_importance(groups), Budget(latency=0.5), Target())
     with pytest.raises(ValueError, match=r"budget\.latency is measured, not computed"):
         smallest(groups, Budget(latency=0.5), Target())
+
+
+def test_batch_that_a_model_does_not_run_on_is_named() -> None:
+    """It is named before a budget is searched for; where times are only reported, the inputs as they are will do."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.last(self.first(x).relu()).view(2, 4)
+
+    model, x = Net(forward, first=nn.Linear(8, 12), last=nn.Linear(12, 4)), torch.randn(2, 8)
+    groups = compress.find_groups(model, x)
+    asked = (Budget(latency=0.5), Target(), Timing(batch_size=3), x)
+    text = r"timing.batch_size: the model does not run on inputs of shape \[\[3, 8\]\]: RuntimeError: shape"
+    with pytest.raises(ValueError, match=text):
+        check_reach(model, groups, *asked)
+    with pytest.raises(ValueError, match=text):
+        choose_by_latency(model, groups, random_importance(groups), *asked)
+    times, size = compare_batches([model, model], x, Timing(batch_size=3, repeats=3))
+    assert len(times) == 2 and size == "that of the example inputs"
+    assert compare_batches([model], x, Timing(batch_size=2, repeats=3))[1] == 2

@@ -23,7 +23,7 @@ from torch import nn
 from ..checkpoint import put_, tensors_of
 from ..engine import POINTS
 from ..finetune import Work
-from ..shell import shell
+from ..shell import shell, still_
 from .config import settle_
 from .distill import taught
 from .schedule import settings
@@ -77,8 +77,7 @@ def finetune(cfg: Config, work: Work, train: Any, val: Any) -> None:
             runner.train()
     watch.finish(runner)
     work.student.to(work.engine.device)
-    for module in work.student.modules():
-        module.training = False
+    still_(work.student)
 
 
 class Watch(Hook):  # type: ignore[misc]

@@ -93,9 +93,12 @@ class Pull:
             w.mul_(MEMORY).add_((a * g).square(), alpha=1 - MEMORY)
 
     def _draw(self, part: float) -> None:
-        """Say anew what lies below the line."""
+        """Say anew what lies below the line, as long as there are numbers to go by: of others the loss will tell."""
         assert self.job.line is not None
-        keep = self.job.line(self.importance(), part)
+        importance = self.importance()
+        if not all(bool(value.isfinite().all()) for value in importance.values()):
+            return
+        keep = self.job.line(importance, part)
         for name, low in zip(self.scores, self.below, strict=True):
             low.fill_(1)
             low[torch.as_tensor(keep[name], device=low.device)] = 0
