@@ -26,7 +26,8 @@ def find_groups(model: nn.Module, example_inputs: Any, target: Target | None = N
     """The groups of `model` that can be cut exactly, as `target` asks (default: channels and residual streams).
 
     `example_inputs` is what the model is called with: a tensor, a tuple of arguments, a dict of named ones, or a list
-    that is itself the one argument. Costs are those of a single example.
+    that is itself the one argument. Costs are those of a single example, or of the inputs as they are where the first
+    dimension is none of examples: sequences that come first. Groups are proved on two examples, if there are two.
 
     Raises:
         TraceError: the model does not run on the example inputs.
@@ -39,21 +40,25 @@ def find_groups(model: nn.Module, example_inputs: Any, target: Target | None = N
             got = f"the class {given.__name__}" if isinstance(given, type) else f"{type(given).__name__} {given!r:.60}"
             raise TypeError(f"{what}: expected a {word}; got {got}")
     with torch.inference_mode(False):
-        normal = pytree.tree_map(
-            lambda t: t.clone() if isinstance(t, Tensor) and t.is_inference() else t, example_inputs
-        )
-        return _find(model, normal, target or Target(residual=True))
+        return _find(model, pytree.tree_map(_telling, as_call(example_inputs)), target or Target(residual=True))
 
 
-def _find(model: nn.Module, example_inputs: Any, target: Target) -> Groups:
-    args, kwargs = _single(as_call(example_inputs))
-    way = {"heads": "heads" in words(target), "apart": bool({"qk", "v"} & words(target))}
+def _find(model: nn.Module, call: Inputs, target: Target) -> Groups:
+    way: dict[str, Any] = {"heads": "heads" in words(target), "apart": bool({"qk", "v"} & words(target))}
+
+    def traced(some: Inputs) -> Groups:
+        return assemble(model, trace(model, *some, target.one_path, _wanted(model, target), **way))
+
+    args, kwargs = one = _first(call)
+    several = one is not call and any(len(t) > 1 for t in pytree.tree_leaves(call) if isinstance(t, Tensor))
+    two = _first(call, 2) if several else None
     try:
-        found = trace(model, args, kwargs, target.one_path, _wanted(model, target), **way)
+        groups = traced(one)
+        if two is not None and _flat(call) and _macs(traced(two)) != 2 * _macs(groups):
+            raise TraceError("the first dimension is not one of examples")
     except TraceError:
-        args, kwargs = as_call(example_inputs)  # it may not run on a single example
-        found = trace(model, args, kwargs, target.one_path, _wanted(model, target), **way)
-    groups = assemble(model, found)
+        (args, kwargs), two = call, None  # it may not run on a single example
+        groups = traced(call)
     select(groups, model, target)
     if "per_head" in words(target):
         whole = assemble(
@@ -61,7 +66,7 @@ def _find(model: nn.Module, example_inputs: Any, target: Target) -> Groups:
         )
         tensors = [*model.named_parameters(), *model.named_buffers()]
         take_apart(groups, whole, {name: tuple(tensor.shape) for name, tensor in tensors})
-    prove(model, groups)
+    prove(model, groups, two)
     if target.branches:
         prove_branches(model, groups)
     return groups
@@ -84,8 +89,32 @@ def as_call(example_inputs: Any) -> Inputs:
     )
 
 
-def _single(call: Inputs) -> Inputs:
-    """The first example of a batch, where it is plain which dimension is the batch."""
+def _telling(value: Any) -> Any:
+    """An input that zeroed and sliced networks can be told apart by: constant images, as of torch.zeros, become random.
+
+    Raises:
+        TraceError: there is no example in it.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    if value.ndim > 1 and not len(value):
+        raise TraceError(f"example_inputs: expected at least one example; got shape {list(value.shape)}")
+    if value.ndim > 2 and value.is_floating_point() and bool((value == value.flatten()[0]).all()):
+        return torch.rand(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
+    return value.clone() if value.is_inference() else value
+
+
+def _flat(call: Inputs) -> bool:
+    """Whether inputs are rows of numbers, of which sequences may come first, and not images."""
+    return all(t.ndim < 4 for t in pytree.tree_leaves(call) if isinstance(t, Tensor))
+
+
+def _macs(groups: Groups) -> int:
+    return int(groups.cost.macs(groups.cost.widths))
+
+
+def _first(call: Inputs, count: int = 1) -> Inputs:
+    """The first examples of a batch, where it is plain which dimension is the batch."""
 
     def listed(value: Any) -> bool:  # a list of images is a batch of another kind
         if isinstance(value, (tuple, Mapping)):
@@ -99,7 +128,7 @@ def _single(call: Inputs) -> Inputs:
     if nested or len(sizes) != 1 or None in sizes or sizes == {0}:
         return call
     with torch.no_grad():
-        first: Inputs = pytree.tree_map(lambda v: v[:1] if isinstance(v, Tensor) else v, call)
+        first: Inputs = pytree.tree_map(lambda v: v[:count] if isinstance(v, Tensor) else v, call)
         return first
 
 

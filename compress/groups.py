@@ -105,6 +105,9 @@ class Groups:
     forms: set[str] = field(default_factory=set)  # modules that take their compact form where they are cut
     readers: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code reads with it
 
+    def __repr__(self) -> str:
+        return f"Groups({[f'{g.name}: {g.width}' for g in self.offered]}, {len(self.refused)} refused)"
+
     def __iter__(self) -> Iterator[Group]:
         return iter(self.offered)
 

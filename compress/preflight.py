@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from . import states, tracking
 from .data import loaders
@@ -22,6 +23,7 @@ from .plan import Plan
 from .recipe import Recipe, Target
 from .task import BatchError, Classification, Task, check_task, logits_of, task_from
 from .tracing import mode
+from .walk import modules_of, tensors_of
 
 
 class NotReady(ValueError):
@@ -32,21 +34,37 @@ def unwrapped(model: Any) -> nn.Module:
     """The model inside the wrappers of torch, which change its names: DataParallel, DDP, torch.compile.
 
     Raises:
-        NotReady: it is not a model.
+        NotReady: it is not a model, or none that can be copied and cut.
     """
     while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) or hasattr(model, "_orig_mod"):
         model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
     if not isinstance(model, nn.Module):
         raise NotReady(f"model: expected a torch.nn.Module; got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise NotReady("model: TorchScript cannot be cut; give the module of Python code that it was made from")
+    for name, tensor in tensors_of(model).items():
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise NotReady(f"model: {name} has no shape yet (a lazy module); run the model on a batch once")
+        if tensor.is_meta:
+            raise NotReady(f"model: {name} is on the meta device and has no numbers; load the weights first")
+    for name, module in modules_of(model).items():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor) and not value.is_leaf:
+                raise NotReady(
+                    f"model: {name}.{key} is computed from other tensors, which neither copies nor cuts keep up. Make "
+                    "it a parameter again: torch.nn.utils.prune.remove, torch.nn.utils.remove_weight_norm, or detach()"
+                )
     return model
 
 
 def check_groups(groups: Groups, target: Target) -> None:
     """
     Raises:
-        NotReady: attention is to be cut, and the model has none.
+        NotReady: attention is to be cut, and the model has none; or there is nothing that could be.
     """
     kinds = {g.kind for g in [*groups, *groups.refused]}
+    if not kinds and not int(groups.cost.macs(groups.cost.widths)):
+        raise NotReady("model: there is nothing to cut: no layer was found that multiplies its inputs with parameters")
     if target.attention and not kinds & {"attention", "heads"}:
         raise NotReady(
             "target.attention: the model has no dimensions that pass through a product of activations; it has "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,8 @@ from .tracing import Part, mode
 from .tracing.tensors import tensors_in
 from .walk import modules_of
 
+UNSEEN = "the model returns nothing on the example inputs: that the cut runs was proved, not that it computes the same"
+COARSE = "the model returns integers alone, in which small differences do not show: prove it on what they are made from"
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
@@ -34,14 +36,28 @@ class _Stuck(Exception):
         self.module = module
 
 
-def prove(model: nn.Module, groups: Groups) -> None:
+class _Blind(str):
+    """Nothing can be compared, whatever is cut."""
+
+
+def prove(model: nn.Module, groups: Groups, more: tuple[tuple[Any, ...], Mapping[str, Any]] | None = None) -> None:
     """Refuse every group that cannot be cut exactly. One pair of runs if all can; bisection finds those that cannot.
 
-    Where the model's code holds a width in an attribute of its own, the attribute is set along with the cut.
+    Where the model's code holds a width in an attribute of its own, the attribute is set along with the cut. `more` are
+    inputs of the model to prove on in place of those it was traced on, if it runs on them.
     """
-    able = [g for g in groups.offered if g.width > 1]
-    if not able or _difference(model, groups, able, doubted=bool(groups.hints)) is None:
+    able, traced = [g for g in groups.offered if g.width > 1], groups.parts
+    if more is not None:
+        groups.parts = [p if p.name else replace(p, args=more[0], kwargs=more[1]) for p in traced]
+    if not able or (problem := _difference(model, groups, able, doubted=bool(groups.hints))) is None:
         return
+    if isinstance(problem, _Blind):
+        groups.refuse(able, problem)
+        return
+    if more is not None and not _runs(model, groups.parts):
+        groups.parts = traced
+        if _difference(model, groups, able) is None:
+            return
     known, tried = groups.attributes, groups.attributes + groups.hints
     groups.attributes = tried
     failed = _failing(model, groups, able)
@@ -144,6 +160,12 @@ def _compare(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | 
             expected = [_run(model, part, dtype) for part in _parts(groups, plan)]
         except Exception as error:
             return _Stuck(f"the model does not run in silence: {type(error).__name__}: {str(error)[:160]}", "")
+    numbers = [t for one in expected for t in one if t.numel()]
+    floats = [t for t in numbers if t.is_floating_point() or t.is_complex()]
+    if floats and not any(bool(t.isfinite().any()) for t in floats):
+        return _Blind("no output on the example inputs is finite, so that nothing can be proved: look for NaN in them")
+    if not floats and (note := COARSE if numbers else UNSEEN) not in groups.notes:
+        groups.notes.append(note)
     for one, other in zip(expected, got, strict=True):
         if len(one) != len(other):
             return f"zeroed and sliced outputs differ: {len(one)} tensors became {len(other)}"
@@ -179,12 +201,23 @@ def _parts(groups: Groups, plan: Plan) -> list[Part]:
 
 def _distance(a: Tensor, b: Tensor) -> float:
     """The largest difference as a part of the largest number; NaN has to meet NaN."""
-    if not a.numel() or not a.is_floating_point():
+    if not a.numel():
         return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return float((a != b).any())
     if not a.isnan().equal(b.isnan()):
         return math.inf
     scale = a.nan_to_num().abs().max() + 1e-30
     return float(((a - b).nan_to_num().abs() / scale).max())
+
+
+def _runs(model: nn.Module, parts: Sequence[Part]) -> bool:
+    """Whether the model as it is runs on the inputs of these parts."""
+    model = shell(model)
+    try:
+        return bool([_run(model, part, None) for part in parts])
+    except Exception:  # of the model's own code
+        return False
 
 
 def _few(width: int) -> int:

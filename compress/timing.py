@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .budget import Bounds, BudgetError, Importance, Int, Ladder, percent
-from .discover import _single, as_call
+from .discover import _first, as_call
 from .groups import Groups
 from .plan import Plan
 from .recipe import Budget, Target, Timing
@@ -116,7 +116,7 @@ def batched(example_inputs: Any, batch_size: int) -> Any:
         TypeError: `example_inputs` is none of the forms that a model can be called with.
     """
     call = as_call(example_inputs)
-    first = _single(call)
+    first = _first(call)
     if first is call:
         return example_inputs
     args, kwargs = pytree.tree_map(lambda v: torch.cat([v] * batch_size) if isinstance(v, Tensor) else v, first)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from compress.discover import _single, as_call
+from compress.discover import _first, as_call
 from compress.shell import shell
 
 TENSOR = object()  # where a tensor stands among the values of a call
@@ -51,7 +51,7 @@ class Call:
         paths: list[Any] = [path for path, value in pairs if isinstance(value, Tensor)]
         names = [_joined(named[p[1].idx] if p[0].idx == 0 else p[1].key, p[2:]) for p in paths]
         values = [TENSOR if isinstance(value, Tensor) else value for _, value in pairs]
-        batch = leaves[0].shape[0] if _single(call) is not call else None
+        batch = leaves[0].shape[0] if _first(call) is not call else None
         return cls(_unique(names), leaves, values, spec, batch)
 
     def inputs(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from digits import RECIPE, dense, loaders
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import compress
 from compress.checkpoint import Store
@@ -340,3 +341,26 @@ def test_rounding_waits_for_the_last_round() -> None:
     once = compress.prune(dense(), recipe, example_inputs=x, quiet=True).report.pruned.macs
     thrice = compress.prune(dense(), {**recipe, "steps": 3}, example_inputs=x, quiet=True).report.pruned.macs
     assert thrice >= 0.85 * once
+
+
+def test_models_that_cannot_be_copied_or_cut_are_named() -> None:
+    masked = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Conv2d(4, 2, 3))
+    prune.l1_unstructured(masked[0], "weight", 0.5)  # type: ignore[no-untyped-call]
+    with pytest.warns(FutureWarning):
+        script = torch.jit.script(nn.Conv2d(1, 4, 3))
+    for model, text in (
+        (script, "model: TorchScript cannot be cut; give the module of Python code"),
+        (nn.Sequential(nn.LazyConv2d(4, 3)), "model: 0.weight has no shape yet .*; run the model on a batch once"),
+        (nn.Conv2d(1, 4, 3, device="meta"), "model: weight is on the meta device and has no numbers"),
+        (masked, r"model: 0.weight is computed from other tensors.*prune\.remove"),
+        (nn.Sequential(nn.ReLU(), nn.Flatten()), "model: there is nothing to cut: no layer was found"),
+    ):
+        with pytest.raises(compress.NotReady, match=text):
+            compress.prune(model, {"budget": {"macs": 0.5}}, example_inputs=torch.randn(2, 1, 8, 8), quiet=True)
+
+
+@pytest.mark.parametrize("method", ["netslim", "rarts", "darts1", "darts2", "milenas", "bayesnas"])
+def test_every_search_says_that_it_diverged(method: str) -> None:
+    train, _ = loaders()
+    recipe = {**RECIPE, "search": {"method": method, "epochs": "20 steps", "lr": 1e9, "schedule": "constant"}}
+    refused(r"search, step \d+ of 20: the loss is not finite", recipe, train=train, error=compress.Diverged)

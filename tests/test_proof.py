@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ import torch
 from case import Net
 from networks_plain import cbr, head
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 import compress
+from compress import proof
 from compress.groups import Group, Groups, Slot
 from compress.proof import prove
 from compress.recipe import Target
@@ -164,3 +168,98 @@ def test_silenced_network_computes_what_the_zeroed_one_does(name: str) -> None:
     assert torch.allclose(quiet, zeroed, rtol=1e-9, atol=1e-12)
     with torch.no_grad():
         assert not torch.allclose(model(x), zeroed)  # and afterwards it is as it was
+
+
+class Narrowing(nn.Module):
+    """The sum over channels is divided by how many there are: no width but the dense one computes the same."""
+
+    def __init__(self, ends: str = "floats", bias: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.ends, self.first, self.last = ends, nn.Conv2d(3, 16, 3, bias=bias), nn.Conv2d(16, 5, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.first(x).relu()
+        out = self.last(h * h.shape[1] ** 2)
+        if self.ends == "labels":
+            return out, out.sum((2, 3)) * 0, out.mean(1).gt(0)
+        return {"floats": out, "nothing": out[:0], "integers": out.flatten(1).gt(0).long()}[self.ends]
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.5])
+@pytest.mark.parametrize("bias", [False, True])
+def test_constant_images_do_not_hide_an_error(value: float, bias: bool) -> None:
+    groups = compress.find_groups(Narrowing(bias=bias), torch.full((1, 3, 8, 8), value))
+    assert [g.name for g in groups] == []
+
+
+def test_integers_are_compared_and_are_said_to_be_coarse() -> None:
+    x = torch.randn(2, 3, 16, 16)
+    groups = compress.find_groups(Narrowing("integers"), x)
+    assert [g.name for g in groups] == [] and proof.COARSE in groups.notes
+    assert "zeroed and sliced outputs differ" in next(r.reason for r in groups.refused if r.name == "first")
+    assert proof.COARSE not in compress.find_groups(Narrowing("labels"), x).notes
+
+
+def test_nothing_is_proved_on_numbers_that_are_none() -> None:
+    x = torch.randn(2, 3, 8, 8)
+    for model, inputs in ((Narrowing(), x * torch.nan), (Narrowing(), x * torch.inf)):
+        groups = compress.find_groups(model, inputs)
+        reason = next(r.reason for r in groups.refused if r.name == "first")
+        assert not len(groups) and "no output on the example inputs is finite" in reason
+    with pytest.raises(compress.TraceError, match=r"expected at least one example; got shape \[0, 3, 8, 8\]"):
+        compress.find_groups(Narrowing(), x[:0])
+
+
+def test_outputs_that_are_empty_are_noted() -> None:
+    assert proof.UNSEEN in compress.find_groups(Narrowing("nothing"), torch.randn(2, 3, 8, 8)).notes
+
+
+def test_code_for_more_than_one_example_is_proved_along() -> None:
+    class Careful(nn.Module):
+        """Has no norm for a batch of one."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.last = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.Conv2d(16, 5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            out: Tensor = self.last((self.norm(h) if len(x) > 1 else h).relu())
+            return out
+
+    groups = compress.find_groups(Careful(), torch.randn(4, 3, 8, 8))
+    assert [g.name for g in groups] == []
+    assert "the code of norm does not run at another width" in groups.refused[-1].reason
+    assert any("norm.bias among them: code that uses them on other inputs" in note for note in groups.notes)
+    alone = compress.find_groups(Careful(), torch.randn(1, 3, 8, 8))
+    assert [g.name for g in alone] == ["first"]  # nobody has seen the other way
+
+
+def test_model_that_runs_on_one_and_on_all_and_on_no_two_is_proved_on_one() -> None:
+    class Choosy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 16, 3), nn.Conv2d(16, 5, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert len(x) != 2
+            out: Tensor = self.last(self.first(x).relu())
+            return out
+
+    assert [g.name for g in compress.find_groups(Choosy(), torch.randn(4, 3, 8, 8))] == ["first"]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_sequences_that_come_first_cost_what_they_cost(first: bool) -> None:
+    """Counted by torch's own counter, whatever the order of the dimensions."""
+    layer = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=first)
+    model = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+    x = torch.randn(1, 40, 16) if first else torch.randn(40, 1, 16)
+    groups = compress.find_groups(model, x, Target(mlp=True))
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        model.train()(x)
+    assert int(groups.cost.macs(groups.cost.widths)) == counter.get_total_flops() // 2
+    many = compress.find_groups(model, x.expand(3, -1, -1) if first else x.expand(-1, 3, -1), Target(mlp=True))
+    ratio = int(many.cost.macs(many.cost.widths)) / int(groups.cost.macs(groups.cost.widths))
+    assert ratio == (1 if first else 3)

@@ -103,7 +103,8 @@ def trace(
             except Untraceable as error:
                 found.notes.append(f"training mode cannot be traced: {error}")
     if unused:
-        found.notes.append(f"{len(unused)} parameters are never used, {sorted(unused)[0]} among them")
+        text = f"{len(unused)} parameters are never used, {sorted(unused)[0]} among them"
+        found.notes.append(f"{text}: code that uses them on other inputs would meet the new widths, and may not run")
     return found
 
 
