@@ -247,6 +247,8 @@ def export(
     assert model is not None
     if part is not None or images is not None or cfg_options:
         raise ValueError("--part, --images, --cfg-options: for --mmdet; --model takes --data")
+    if int8 is not None and int8.resolve() == onnx.resolve():
+        raise ValueError(f"--int8 {int8}: expected another file than --onnx, which it is made from; choose another")
     if int8 is not None and data is None:
         raise ValueError(f"--int8 {int8}: its ranges are measured on data; give --data, which takes {FORMS}")
     need_onnx()

@@ -217,6 +217,7 @@ def test_the_command_exports_what_was_saved(
     ("words", "said"),
     [
         (["--onnx", "a.onnx", "--int8", "b.onnx"], "--int8 b.onnx: its ranges are measured on data; give --data"),
+        (["--onnx", "a.onnx", "--int8", "./a.onnx"], "--int8 a.onnx: expected another file than --onnx"),
         (["--onnx", "missing/a.onnx", "--input", "1,1,8,8"], "missing/a.onnx: expected an existing directory"),
         (["--onnx", "a.onnx", "--input", "1,3,8,8"], "example_inputs: the model does not run on"),
     ],
