@@ -17,7 +17,7 @@ from .engine import Engine, pick_device
 from .preflight import NotReady, unwrapped
 from .recipe import Recipe
 from .run import Run
-from .task import Task
+from .task import BatchError, Task, describe
 from .watch import watched
 
 
@@ -44,6 +44,7 @@ class Session:
 
         Raises:
             RuntimeError: all its steps are made, or it is finished.
+            BatchError: the search is fed pairs, and this is none.
             Diverged: the loss is not finite.
         """
         self._check_open()
@@ -51,6 +52,8 @@ class Session:
             raise RuntimeError(
                 f"the session was to make {self.steps} steps and has made them: call finish(), or start one with more"
             )
+        if self._search.reads == 2:
+            self._check_pair(batch)
         self.done += 1
         terms = self._step(self._run.engine.move(batch))
         values = {key: float(value) for key, value in terms.items()}
@@ -78,6 +81,17 @@ class Session:
         run.engine.facts["sliced"] = run.engine.evaluate(run.task, run.compact)
         run.evaluate_dense()
         return Pruned(run.compact, run.plan, run.measure())
+
+    def _check_pair(self, batch: Any) -> None:
+        """Whether these are two batches; those of (input, target) are two things as well."""
+        try:
+            first, second = batch if isinstance(batch, (tuple, list)) else ()
+            self._run.task.inputs(first), self._run.task.inputs(second)
+        except Exception as error:  # whatever a task says to what is no batch
+            raise BatchError(
+                f"search {self._run.recipe.search.method}: expected a pair of batches, from two halves of the data; "
+                f"got {describe(batch)}. Call session.step((a, b)) with a batch of each"
+            ) from error
 
     def _check_open(self) -> None:
         if self._finished:

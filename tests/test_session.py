@@ -71,6 +71,20 @@ def test_steps_beyond_the_end_are_refused() -> None:
         session.step(data[1])
 
 
+@pytest.mark.parametrize("method", ["rarts", "darts1", "darts2", "milenas"])
+def test_bilevel_session_says_that_it_is_fed_pairs(method: str) -> None:
+    data = batches(2)
+    recipe = {**RECIPE, "search": {**SEARCH, "method": method, "epochs": "1 steps"}}
+    session = compress.search_session(dense(), recipe, example_inputs=data[0][0])
+    wanted = rf"search {method}: expected a pair of batches, from two halves of the data; got {{}}.*step\(\(a, b\)\)"
+    with pytest.raises(compress.BatchError, match=wanted.format(r"a tuple of tensor\[64, 1, 8, 8\], tensor\[64\]")):
+        session.step(data[0])
+    with pytest.raises(compress.BatchError, match=wanted.format("a dict of 'image'")):
+        session.step({"image": data[0][0], "label": data[0][1]})
+    assert session.step((data[0], data[1]))["loss"] > 0
+    assert session.done == 1
+
+
 @pytest.mark.parametrize(
     ("recipe", "given", "match"),
     [
