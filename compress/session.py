@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -126,6 +127,8 @@ def search_session(
         raise NotReady("steps: a session makes one round of search and cut; leave steps out, or use compress.prune")
     if steps is None and length.unit == "epochs" and train is None and getattr(task, "train", None) is None:
         raise NotReady(f"steps: {length} of data that the session does not see; say steps=LENGTH")
+    if steps is not None and (not isinstance(steps, Integral) or steps < 1):
+        raise NotReady(f"steps: expected how many batches the loop will feed, 1 or more; got {steps!r}")
     alone = recipe.model_copy(update={"finetune": None, "export": None})
     engine = Engine(pick_device(device, model), recipe.seed, Display(quiet=True), config=recipe.engine)
     with own_randomness():

@@ -80,7 +80,17 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float = 4.0) -> 
     >>> logits = torch.tensor([[1.0, 2.0, 3.0]])
     >>> float(distillation(logits, logits))
     0.0
+
+    Raises:
+        ValueError: the two have other shapes, or the temperature is not positive.
     """
+    if student.shape != teacher.shape:
+        raise ValueError(
+            f"distillation: expected logits of one shape; got {describe(student)} of the student and "
+            f"{describe(teacher)} of the teacher. Run both on the same batch, with the same classes"
+        )
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"distillation: expected a positive temperature, such as 4; got {temperature}")
     p, q = F.log_softmax(teacher / temperature, -1), F.log_softmax(student / temperature, -1)
     return F.kl_div(q.flatten(0, -2), p.flatten(0, -2), reduction="batchmean", log_target=True)
 

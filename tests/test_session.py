@@ -91,6 +91,10 @@ def test_bilevel_session_says_that_it_is_fed_pairs(method: str) -> None:
         ({"budget": {"macs": 0.5}}, {}, r"search.method: magnitude reads no data; use compress.prune"),
         ({**RECIPE, "steps": 2}, {}, "steps: a session makes one round"),
         ({**RECIPE, "search": {**SEARCH, "epochs": 3}}, {}, "steps: 3 epochs of data that the session does not see"),
+        *(
+            (RECIPE, {"steps": n}, f"steps: expected how many batches the loop will feed, 1 or more; got {n}")
+            for n in (0, -1, 2.5)
+        ),
         (RECIPE, {}, "example_inputs: expected what the model is called with"),
     ],
 )

@@ -45,6 +45,18 @@ def test_distillation_on_numbers_worked_out_on_paper() -> None:
     assert float(distillation(student, teacher, 1.0)) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.parametrize("temperature", [0, -1.0, math.nan, math.inf])
+def test_distillation_refuses_a_temperature_that_is_not_positive(temperature: float) -> None:
+    with pytest.raises(ValueError, match=f"expected a positive temperature, such as 4; got {temperature}"):
+        distillation(torch.randn(2, 3), torch.randn(2, 3), temperature)
+
+
+def test_distillation_refuses_a_teacher_that_would_be_stretched() -> None:
+    wanted = r"expected logits of one shape; got tensor\[8, 10\] of the student and tensor\[1, 10\] of the teacher"
+    with pytest.raises(ValueError, match=wanted):
+        distillation(torch.randn(8, 10), torch.randn(1, 10))
+
+
 def test_teacher_as_its_own_student_has_no_loss() -> None:
     logits = torch.randn(7, 5, dtype=torch.float64, requires_grad=True)
     loss = distillation(logits, logits.detach(), 4.0)
