@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,7 @@ from .budget import BudgetError
 from .data import FORMS, loaders
 from .deploy import deploy
 from .display import VARIABLE, Display
-from .engine import Diverged
+from .errors import said
 from .exporters.extra import need_onnx
 from .plan import Plan
 from .processes import leave, rank
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 out = Console()
 err = Console(stderr=True)
+WHOLE = "--traceback"  # taken by main, wherever it stands
 
 Model = Annotated[str, typer.Option("--model", help=models.FORMS)]
 RecipeName = Annotated[str, typer.Option("--recipe", help="a packaged recipe's name or the path of a YAML file")]
@@ -329,7 +331,10 @@ def quickstart(
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="print the version")] = False,
+    whole: Annotated[bool, typer.Option(WHOLE, help="with any command: show where an error comes from")] = False,
+) -> None:
     if version:
         print(__version__)
         raise typer.Exit
@@ -352,17 +357,21 @@ def _repeated(words: list[str]) -> list[str]:
 
 
 def main() -> None:
-    """Run a command; what is wrong is said in red and without a traceback.
+    """Run a command; what is wrong is said in red and, unless it is asked for, without a traceback.
 
     Exit codes: 1 the budget cannot be met, 2 something to mend, 130 interrupted.
     """
     sys.path.insert(0, "")  # package.module:factory is looked for from here, as with python -m
+    words = [word for word in sys.argv[1:] if word != WHOLE]
     try:
-        app(_repeated(sys.argv[1:]))
+        app(_repeated(words))
     except Exception as error:
-        known = isinstance(error, (ValueError, TypeError, OSError, ImportError, Diverged))
-        text = str(error) if known else f"{type(error).__name__}: {error}"
-        text = "\n".join([text, *getattr(error, "__notes__", [])]).encode("utf-8", "backslashreplace").decode()
+        text, hint = said(error), []
+        if WHOLE in sys.argv:
+            traceback.print_exception(error)
+        elif text != str(error):
+            hint = [f"{WHOLE} shows all of it"]
+        text = "\n".join([text, *getattr(error, "__notes__", []), *hint]).encode("utf-8", "backslashreplace").decode()
         err.print(text, style="red", markup=False, highlight=False)
         raise SystemExit(1 if isinstance(error, BudgetError) else 2) from None
     finally:

@@ -16,6 +16,7 @@ from . import states, tracking
 from .data import loaders
 from .discover import as_call
 from .engine import Engine
+from .errors import said
 from .finetune import Tuning
 from .groups import Groups
 from .loading import length_of, peek
@@ -102,7 +103,7 @@ def make_ready(
     try:
         found = _task(recipe, train, val, task)
     except (TypeError, ValueError, OSError) as error:
-        raise NotReady(str(error)) from error
+        raise NotReady(said(error)) from error
     wrong += _missing(model, recipe, found, fed)
     first, loader = None, found.train
     if loader is not None:
@@ -182,7 +183,7 @@ def _try(model: nn.Module, task: Task, batch: Any) -> list[str]:
         except BatchError as error:
             return [str(error)]
         except Exception as error:
-            return [f"the model does not run on the first training batch: {type(error).__name__}: {error}"]
+            return [f"the model does not run on the first training batch: {said(error)}"]
         if isinstance(task, Classification):
             task.classes = logits_of(outputs).shape[-1]
     if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -210,8 +211,6 @@ def _try_training(model: nn.Module, recipe: Recipe, task: Task, first: Any, engi
             if "more than 1 value per channel" in str(error)
             else ""
         )
-        known = isinstance(error, (BatchError, ValueError)) and not hint
-        return [
-            str(error) if known else f"{stage} does not run on the first batch: {type(error).__name__}: {error}{hint}"
-        ]
+        known = isinstance(error, ValueError) and said(error) == str(error)
+        return [str(error) if known else f"{stage} does not run on the first batch: {said(error)}{hint}"]
     return []

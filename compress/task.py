@@ -274,10 +274,10 @@ def task_from(name: str) -> Task:
     """
     module, _, factory = name.partition(":")
     try:
-        made = getattr(importlib.import_module(module), factory)()
+        make = getattr(importlib.import_module(module), factory)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"task {name}: {error}. Expected package.module:factory, importable from here.") from error
-    return check_task(made, f"task {name}")
+    return check_task(make(), f"task {name}")
 
 
 def check_task(task: Any, where: str = "task") -> Task:
