@@ -267,13 +267,16 @@ def _out_of_reach(
         cost = int(measure(Bounds.of(groups, target, dense).least))
         return percent(cost / whole) if limit is None else str(cost)
 
-    bounded, free = least(target), least(target.model_copy(update={"bounds": {}}))
-    held = f"Without target.bounds it would be {free}. " if bounded != free else ""
+    bounded = least(target)
+    free = {name: least(target.model_copy(update={name: none})) for name, none in (("bounds", {}), ("round_to", 1))}
+    free = {f"target.{name}": without for name, without in free.items() if without != bounded}
+    held = "".join(f"Without {name} it would be {without}. " for name, without in free.items())
+    loosen = " or ".join(free) or "target.min_keep"
     return (
         f"budget.{budget.unit}: {f'{percent(budget.left)} of the dense network' if limit is None else f'{limit:.0f}'} "
         f"cannot be reached; the smallest that can is {bounded} "
         f"({len(groups)} groups offered, {len(groups.refused)} refused). {groups.held_back()}{held}"
-        f"Raise the budget, allow more in target, or lower target.{'bounds' if held else 'min_keep'}."
+        + (f"Raise the budget, allow more in target, or lower {loosen}." if len(groups) else "Allow more in target.")
     )
 
 

@@ -118,13 +118,16 @@ class Groups:
         return next(g for g in self.offered if g.name == name)
 
     def held_back(self) -> str:
-        """Why there is no more to cut: the main reason of what is refused, and the notes where nothing is offered."""
-        reasons = Counter(r.reason for r in self.refused)
-        rank = {reason: ("target." in reason, reason != OUTPUT, count) for reason, count in reasons.items()}
-        main = max(rank, key=lambda reason: rank[reason], default="")  # what the user can change goes first
+        """Why there is no more to cut: the commonest reasons, the network's and the target's, and notes."""
+        whys = [(r.reason.partition(" (in ")[0], r.reason) for r in self.refused]  # the same in whatever module
+        first, counts = dict(reversed(whys)), Counter(why for why, _ in whys)
+        common = [why for why, _ in counts.most_common() if why != OUTPUT]
+        main = [next((why for why in common if ("target." in why) == ours), "") for ours in (False, True)]
+        main = sorted(filter(None, main), key=lambda why: -counts[why]) or [OUTPUT] * (OUTPUT in counts)
         said = []
-        if main and (main != OUTPUT or not self.offered):
-            said.append(f"{reasons[main]} {'is' if reasons[main] == 1 else 'are'} left alone: {main}")
+        for why in main if main != [OUTPUT] or not self.offered else ():
+            where = first[why] if counts[why] == 1 else first[why].replace(" (in ", " (first in ")
+            said.append(f"{counts[why]} {'is' if counts[why] == 1 else 'are'} left alone: {where}")
         if not self.offered:
             advice = sorted(self.notes, key=lambda note: "target." not in note)[:3]
             said += [note for note in self.notes if note in advice]

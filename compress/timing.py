@@ -376,7 +376,7 @@ class _Trial:
         return (
             f"budget.latency: {percent(self.left)} of the dense network's time cannot be reached; the smallest "
             f"measured is {best}, {len(self.groups)} groups offered, {len(self.groups.refused)} refused. "
-            f"{self.groups.held_back()}Raise the budget, allow more in target, or lower target.min_keep and the bounds."
+            f"{self.groups.held_back()}Raise the budget, allow more in target, or lower its min_keep, round_to, bounds."
         )
 
     def _total(self) -> int:

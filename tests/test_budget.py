@@ -377,11 +377,13 @@ def test_bounds_that_leave_no_width_are_named() -> None:
             Bounds.of(groups, Target(round_to=round_to, bounds={"1.0": bound}))
 
 
-def test_bounds_that_stand_in_the_way_are_named() -> None:
-    groups, target = groups_of("chain"), Target(bounds={"re:.*": Bound(least="90%")})
+def test_bounds_and_roundings_that_stand_in_the_way_are_named() -> None:
+    groups = groups_of("chain")
     free = compress.budget.percent(smallest(groups, Budget(macs=0.5), Target()))
-    with pytest.raises(BudgetError, match=rf"Without target\.bounds it would be {free}\. .* lower target\.bounds\."):
-        choose(groups, random_importance(groups), Budget(macs=0.5), target)
+    for name, value in (("bounds", {"re:.*": Bound(least="90%")}), ("round_to", 1000)):
+        match = rf"Without target\.{name} it would be {free}\. .* lower target\.{name}\."
+        with pytest.raises(BudgetError, match=match):
+            choose(groups, random_importance(groups), Budget(macs=0.5), Target(**{name: value}))
     with pytest.raises(BudgetError, match=r"refused\)\. Raise the budget, .* lower target\.min_keep\."):
         choose(groups, random_importance(groups), Budget(macs=0.01), Target(bounds={"re:.*": Bound(least=2)}))
 

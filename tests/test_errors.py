@@ -141,6 +141,27 @@ def test_budget_out_of_reach_names_what_the_target_leaves_alone() -> None:
         compress.prune(bare, recipe, example_inputs=torch.randn(1, 4))
 
 
+def test_budget_out_of_reach_counts_a_reason_in_whatever_module_it_is_found() -> None:
+    class Mixed(nn.Module):
+        """Inner channels that are divided by their mean, as a GRN does."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 8), nn.Linear(8, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.a(x).relu()
+            return x + self.b(y / (1 + y.mean(-1, keepdim=True)))
+
+    mixed = nn.Sequential(nn.Linear(4, 6), Mixed(), Mixed(), nn.Linear(6, 3))
+    match = (
+        r"0 groups offered, 4 refused\)\. 2 are left alone: is summed over by `mean` \(first in 1\)\. "
+        r"1 is left alone: target\.residual is off\. Allow more in target\.$"
+    )
+    with pytest.raises(compress.BudgetError, match=match):
+        compress.prune(mixed, {"budget": {"macs": "50%"}}, example_inputs=torch.randn(1, 4))
+
+
 def test_model_that_cannot_be_traced_says_so_where_nothing_is_left_to_cut() -> None:
     def forward(m: Any, x: Tensor) -> Tensor:
         y = m.a(x).relu()
