@@ -80,12 +80,24 @@ class Engine:
         except (Diverged, BudgetError):
             raise
         except Exception as error:
-            text = f"stopped in stage {name}{self.where}; {self.how_to_resume()}"
-            error.add_note(text) if hasattr(error, "add_note") else self.display.say(text)
+            self._note(error, f"stopped in stage {name}{self.where}; {self.how_to_resume()}")
             raise
         finally:
             self.seconds[name] = round(self.seconds.get(name, 0) + time.perf_counter() - start, 3)
             self.where = ""
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say how to go on where a file cannot be written between two stages or behind them."""
+        try:
+            yield
+        except OSError as error:
+            if not getattr(error, "__notes__", None):
+                self._note(error, self.how_to_resume())
+            raise
+
+    def _note(self, error: Exception, text: str) -> None:
+        error.add_note(text) if hasattr(error, "add_note") else self.display.say(text)
 
     def how_to_resume(self) -> str:
         if self.store is None:

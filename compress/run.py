@@ -103,7 +103,7 @@ class Run:
                 if isinstance(run.train, Iterator):
                     raise NotReady("train: a run on an iterator, which is read only once, cannot be resumed; restart")
                 run._go_on(*found)
-            with tracking(engine, recipe, workdir):
+            with tracking(engine, recipe, workdir), engine.writing():
                 yield run
 
     def evaluate_dense(self) -> None:

@@ -116,6 +116,35 @@ def test_full_disk_leaves_the_checkpoint_before(tmp_path: Path, undisturbed: com
         assert same_weights(pruned(disk / "run", resume=True).model, undisturbed.model)
 
 
+def test_full_disk_behind_the_last_stage_says_how_to_go_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    undisturbed: compress.Pruned,  # noqa: F811
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("compress.api.write_whole", full)
+        with pytest.raises(OSError, match="No space left on device") as caught:
+            pruned(tmp_path)
+    assert noted(caught.value, f"go on with resume=True (--resume) and the same workdir, {tmp_path}")
+    assert same_weights(pruned(tmp_path, resume=True).model, undisturbed.model)
+
+
+def test_full_disk_before_the_first_checkpoint_says_to_start_again(tmp_path: Path) -> None:
+    with mounted(tmp_path / "small", "40k") as disk:
+        with pytest.raises(OSError, match=r"checkpoint.* cannot be written: No space left on device") as caught:
+            compress.prune(
+                dense(),
+                {"budget": {"macs": "50%"}},
+                example_inputs=next(iter(small()[0]))[0],
+                workdir=disk / "run",
+                quiet=True,
+            )
+        assert noted(caught.value, "nothing to resume yet: start again")
+
+
 def test_place_that_cannot_be_written_to_is_refused_before_anything_is_spent(
     tmp_path: Path,
     undisturbed: compress.Pruned,  # noqa: F811
