@@ -67,9 +67,15 @@ def quickstart(out: Console, workdir: Path | None = None) -> None:
     """Train, prune by the packaged recipe `quickstart`, check every promise, and show the report.
 
     Raises:
+        FileExistsError: the folder is not empty.
         SystemExit: a stage does not compute what it should, or the compact network is worse than promised.
     """
     folder = workdir or Path(tempfile.mkdtemp(prefix="compress-")) / "quickstart"
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(
+            f"--workdir {folder}: expected an empty or missing directory, as the tour starts anew each time; choose "
+            "another, or leave --workdir out for a new one"
+        )
     out.print("[bold]1.[/] train a residual network on scikit-learn's 1797 handwritten digits")
     dense = trained()
     out.print("[bold]2.[/] search (netslim), cut to half of the multiply-adds or less, distil from the dense network")

@@ -138,6 +138,14 @@ def test_quickstart_keeps_every_promise(tmp_path):
     assert (tmp_path / "out" / "report.html").exists()
 
 
+def test_quickstart_refuses_a_used_folder_before_it_trains(monkeypatch, capsys, tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    code, out, err = run(monkeypatch, capsys, "quickstart", "--workdir", str(tmp_path))
+    assert code == 2
+    assert "expected an empty or missing directory, as the tour starts anew each time; choose another" in err
+    assert "train a residual network" not in out
+
+
 TRAINED = ["--model", "compress.quickstart:Network", "--data", "digits"]
 
 
