@@ -59,8 +59,7 @@ class Run:
         lay_out_(self.compact, engine)
         agree_(self.compact)
         engine.facts["origin"] = agreed(origin(model, recipe.seed))
-        self.plan = Plan({}, {})
-        self.round = 0
+        self.plan, self.round = Plan({}, {}), 0
         self.report: Report | None = None
         self._resumed: tuple[dict[str, Tensor], dict[str, Any]] | None = None
         self._lengths = self._count()
@@ -103,6 +102,8 @@ class Run:
                 if isinstance(run.train, Iterator):
                     raise NotReady("train: a run on an iterator, which is read only once, cannot be resumed; restart")
                 run._go_on(*found)
+            elif resume:
+                display.say(f"nothing to resume in {workdir}: starting anew")
             with tracking(engine, recipe, workdir), engine.writing():
                 yield run
 
@@ -391,7 +392,6 @@ class Run:
     def _restore(self, state: State, stage: str) -> dict[str, Any] | None:
         if self._resumed is None or self._resumed[1].get("stage") != stage:
             return None
-        tensors, facts = self._resumed
-        self._resumed = None
+        (tensors, facts), self._resumed = self._resumed, None
         state.restore_(tensors, facts["state"])
         return facts

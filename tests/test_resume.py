@@ -130,6 +130,18 @@ def _with_generator(loader: DataLoader[Any], after: int) -> Stopping:
     return stopping
 
 
+def test_resuming_where_there_is_nothing_says_so_and_starts_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = next(iter(small()[0]))[0]
+    given: dict[str, Any] = {"example_inputs": x, "workdir": tmp_path / "run", "resume": True}
+    compress.prune(dense(), {"budget": {"macs": "50%"}, "timing": {"repeats": 3}}, **given)
+    said = "".join(capsys.readouterr().err.splitlines())
+    assert f"nothing to resume in {tmp_path / 'run'}: starting anew".replace(" ", "") in said.replace(" ", "")
+    compress.prune(dense(), {"budget": {"macs": "50%"}, "timing": {"repeats": 3}}, **given)
+    assert "starting anew" not in capsys.readouterr().err
+
+
 def test_interruption_says_in_which_stage_and_how_to_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for after, stage in ((0, ""), (3, "search"), (9, "finetune")):
         train, val = small()
