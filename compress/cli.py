@@ -20,7 +20,7 @@ from .api import load as load_model
 from .api import preview as preview_model
 from .api import prune as prune_model
 from .budget import BudgetError
-from .data import FORMS, loaders
+from .data import FORMS, Loaders, loaders
 from .deploy import deploy
 from .display import VARIABLE, Display
 from .errors import said
@@ -42,6 +42,10 @@ app = typer.Typer(
 out = Console()
 err = Console(stderr=True)
 WHOLE = "--traceback"  # taken by main, wherever it stands
+NAMES = {
+    "example_inputs": "--input, as a shape such as 1,3,224,224",
+    "train=LOADER": "--data",
+}  # of what Python calls so
 
 Model = Annotated[str, typer.Option("--model", help=models.FORMS)]
 RecipeName = Annotated[str, typer.Option("--recipe", help="a packaged recipe's name or the path of a YAML file")]
@@ -257,11 +261,9 @@ def export(
     dense = models.build(model)
     compact = load_model(copy.deepcopy(dense), directory)
     known = Report.load(directory / "report.json").recipe if (directory / "report.json").exists() else {}
-    given = Data.model_validate((known.get("data") or {}) | {"source": data})
-    task = Classification(*loaders(given)) if data is not None else Classification()
-    example: Any = _example(dense, shape)
-    if task.val is not None and shape is None:
-        example = task.inputs(next(iter(task.val)))
+    task = Classification(*_loaders(known, data, shape))
+    example: Any = None if task.val is None or shape is not None else task.inputs(next(iter(task.val)))
+    example = _example(dense, shape) if example is None else example if data is not None else example[:1]
     asked = Export(
         dynamic_batch=not static, dynamic_size=any_size, opset=opset, slim=slim, half=half, int8=int8 is not None
     )
@@ -270,6 +272,19 @@ def export(
     with err.status("exporting, comparing and timing"):
         report = deploy((dense, compact), asked, task, example, onnx, int8, timing=timing, **about)
     print(report.to_json()) if as_json else out.print(report)
+
+
+def _loaders(recipe: dict[str, Any], data: str | None, shape: str | None) -> Loaders:
+    """Those of --data; where nothing says what an input is like, those of the recipe that was run, if they are here."""
+    given = Data.model_validate(recipe.get("data") or {})
+    if data is not None:
+        return loaders(given.model_copy(update={"source": data}))
+    if shape is not None or given.source is None or recipe.get("task") is not None:
+        return None, None
+    try:
+        return loaders(given)
+    except (OSError, ValueError, ImportError):
+        return None, None
 
 
 @app.command()
@@ -366,11 +381,12 @@ def main() -> None:
     try:
         app(_repeated(words))
     except Exception as error:
-        text, hint = said(error), []
+        text = said(error)
+        hint = [f"On the command line {name} is {option}" for name, option in NAMES.items() if name in text]
         if WHOLE in sys.argv:
             traceback.print_exception(error)
         elif text != str(error):
-            hint = [f"{WHOLE} shows all of it"]
+            hint.append(f"{WHOLE} shows all of it")
         text = "\n".join([text, *getattr(error, "__notes__", []), *hint]).encode("utf-8", "backslashreplace").decode()
         err.print(text, style="red", markup=False, highlight=False)
         raise SystemExit(1 if isinstance(error, BudgetError) else 2) from None

@@ -158,6 +158,10 @@ def _misfits(state: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]
         *(f"not in the model: {_few(more)}" for _ in more[:1]),
         *(f"of another shape: {_few(other)}" for _ in other[:1]),
         "Give the weights of this model, or the --model that they were saved from",
+        *(
+            "For other classes write a function that returns the network: --model package.module:factory"
+            for _ in other[:1]
+        ),
     ]
 
 

@@ -224,6 +224,7 @@ def test_budget_out_of_reach_exits_1(monkeypatch, capsys, tmp_path):
         (["--data", "digit"], "expected digits, cifar10:FOLDER"),
         (["--data", "folder:nowhere"], "train/ is missing"),
         ([], "need training data"),
+        ([], "On the command line train=LOADER is --data"),
         (["--recipe", "quickstrt"], "Did you mean quickstart?"),
     ],
 )

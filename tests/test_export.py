@@ -213,6 +213,28 @@ def test_the_command_exports_what_was_saved(
     exporter.check(pruned.model, tmp_path / "a.onnx", torch.randn(2, 1, 8, 8))
 
 
+@pytest.mark.parametrize("source", ["digits", "cifar10:nowhere"])
+def test_the_command_takes_the_input_from_the_recipes_data_if_they_are_here(
+    source: str,
+    exported: tuple[compress.Pruned, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    exported[0].save(tmp_path / "run")
+    said = json.loads((tmp_path / "run" / "report.json").read_text())
+    said["recipe"]["data"] = {"source": source, "batch_size": 64}
+    (tmp_path / "run" / "report.json").write_text(json.dumps(said))
+    words = ["export", str(tmp_path / "run"), "--model", MODEL, "--onnx", str(tmp_path / "a.onnx")]
+    code, _, err = run(monkeypatch, capsys, *words, "--static")
+    if source == "digits":
+        assert code == 0, err
+        assert exporter.read_metadata(tmp_path / "a.onnx")["inputs"] == {"input": {"shape": [1, 1, 8, 8]}}
+    else:
+        assert code == 2 and "expected input[1, 3, 224, 224] to have 1 channels" in err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -220,6 +242,7 @@ def test_the_command_exports_what_was_saved(
         (["--onnx", "a.onnx", "--int8", "./a.onnx"], "--int8 a.onnx: expected another file than --onnx"),
         (["--onnx", "missing/a.onnx", "--input", "1,1,8,8"], "missing/a.onnx: expected an existing directory"),
         (["--onnx", "a.onnx", "--input", "1,3,8,8"], "example_inputs: the model does not run on"),
+        (["--onnx", "a.onnx"], "On the command line example_inputs is --input, as a shape such as 1,3,224,224"),
     ],
 )
 def test_the_command_says_what_to_mend(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from commands import run
 from safetensors.torch import save_file
 from torch import nn
@@ -110,6 +111,13 @@ def test_weights_of_another_network_are_refused_in_a_few_lines(tmp_path: Path) -
         ValueError, match=r"\n  of another shape: stem\.0\.weight \(\[1, .*\] in the file, \[.*\] in the"
     ):
         models.build(NETWORK, tmp_path / "narrow.safetensors")
+
+
+def test_weights_with_other_classes_say_that_a_factory_makes_the_network(tmp_path: Path) -> None:
+    torch.save(torchvision.models.resnet18(num_classes=10).state_dict(), tmp_path / "ten.pt")
+    match = r"(?s)fc\.weight \(\[10, 512\] in the file.*For other classes .*: --model package\.module:factory$"
+    with pytest.raises(ValueError, match=match):
+        models.build("torchvision:resnet18", tmp_path / "ten.pt")
 
 
 def test_state_dicts_from_before_batch_norms_counted_still_load(tmp_path: Path) -> None:
