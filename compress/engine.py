@@ -19,7 +19,7 @@ from .display import Display
 from .loading import batches, generators_kept, length_of
 from .processes import agreed, everyone, first, join
 from .share import shared
-from .task import Classification, Task
+from .task import Classification, Task, checked
 from .tracing import mode
 
 SAVE_EVERY = 60.0  # seconds, and never more than a fiftieth of the time
@@ -176,7 +176,11 @@ class Engine:
         return agreed(time.monotonic() - self._saved > max(self.save_every, 50 * self._cost))
 
     def evaluate(self, task: Task, model: nn.Module, name: str = "evaluate") -> dict[str, float]:
-        """The task's measurements on its validation data, if it has any. Draws no random numbers of the run."""
+        """The task's measurements on its validation data, if it has any. Draws no random numbers of the run.
+
+        Raises:
+            TypeError: they are something else than numbers by name.
+        """
         if task.val is None:
             return {}
         val = shared(task.val, even=False) if isinstance(task, Classification) else task.val
@@ -188,7 +192,7 @@ class Engine:
                     bar.advance()
 
         with mode(model, training=False), torch.no_grad(), own_randomness(self.seed), generators_kept(val):
-            return agreed({key: float(value) for key, value in task.evaluate(model, moved()).items()})
+            return agreed(checked(task.evaluate(model, moved()), task))
 
     def check_finite(self, name: str, done: int, total: int, values: dict[str, float]) -> None:
         """

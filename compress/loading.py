@@ -14,7 +14,7 @@ from .checkpoint import own_randomness, seed_all, set_random_state
 from .display import Display
 from .fields import Length
 from .processes import rank
-from .task import BatchError
+from .task import BatchError, describe
 
 
 def derived(seed: int, *names: object) -> int:
@@ -56,12 +56,22 @@ def steps_of(loader: Any, length: Length, where: str, display: Display) -> int:
     return length.steps(size)
 
 
+def unlike(loader: Any, where: str) -> list[str]:
+    """What is wrong with something that is to give batches and cannot."""
+    if hasattr(type(loader), "__iter__") or hasattr(type(loader), "__getitem__"):
+        return []
+    hint = "Call it, if it makes one" if callable(loader) else "Give a torch.utils.data.DataLoader"
+    return [f"{where}: expected a loader, which gives batches; got {describe(loader)}. {hint}"]
+
+
 def peek(loader: Iterable[Any], where: str) -> tuple[Any, Iterable[Any]]:
     """The first batch, and a loader that still gives it.
 
     Raises:
         BatchError: there is none.
     """
+    if wrong := unlike(loader, where):
+        raise BatchError(wrong[0])
     with own_randomness(), generators_kept(loader):
         try:
             first = next(iter(loader))

@@ -19,7 +19,7 @@ from .engine import Engine
 from .errors import said
 from .finetune import Tuning
 from .groups import Groups
-from .loading import length_of, peek
+from .loading import length_of, peek, unlike
 from .plan import Plan
 from .recipe import Recipe, Target
 from .task import BatchError, Classification, Task, check_task, logits_of, task_from
@@ -151,6 +151,8 @@ def _missing(model: nn.Module, recipe: Recipe, task: Task, fed: bool) -> list[st
         )
     if recipe.export is not None and recipe.export.int8 and task.train is None:
         wrong.append("train: export.int8 measures ranges on training data, and there is none. Give train=LOADER")
+    if task.val is not None:
+        wrong += unlike(task.val, "val")
     if isinstance(task.val, Iterator):
         wrong.append("val: expected a loader that can be read more than once; got an iterator. Give list(val)")
     if length_of(task.val) == 0:

@@ -292,6 +292,21 @@ def check_task(task: Any, where: str = "task") -> Task:
     return checked
 
 
+def checked(found: Any, task: Task) -> dict[str, float]:
+    """What `task.evaluate` measured, as plain numbers.
+
+    Raises:
+        TypeError: it is something else than numbers by name.
+    """
+    where = f"{type(task).__name__}.evaluate: expected a dict of numbers by name, such as {{'accuracy': 0.9}}; got"
+    if not isinstance(found, Mapping):
+        raise TypeError(f"{where} {describe(found)}")
+    for name, value in found.items():
+        if not isinstance(name, str) or not callable(getattr(value, "__float__", None)):
+            raise TypeError(f"{where} {name!r}: {describe(value)}")
+    return {name: float(value) for name, value in found.items()}
+
+
 def describe(value: Any) -> str:
     """What came, in a few words."""
     if isinstance(value, Tensor):

@@ -38,6 +38,28 @@ def test_empty_loader_is_named() -> None:
     refused("val: expected at least one batch; the loader gave none", train=train, val=[])
 
 
+def test_what_gives_no_batches_is_named() -> None:
+    def generator() -> Any:
+        yield from loaders()[0]
+
+    refused("train: expected a loader, which gives batches; got function. Call it, if it makes one", train=generator)
+    refused("val: expected a loader, which gives batches; got function. Call it", train=loaders()[0], val=generator)
+    refused("train: expected a loader, which gives batches; got int. Give a torch.utils.data.DataLoader", train=64)
+
+
+@pytest.mark.parametrize(
+    ("found", "came"),
+    [(None, "NoneType"), (0.9, "float"), ({1: 0.9}, "1: float"), ({"accuracy": "high"}, "'accuracy': str")],
+)
+def test_measurements_that_are_no_numbers_by_name_are_refused_at_the_start(found: Any, came: str) -> None:
+    class Measuring(compress.Classification):
+        def evaluate(self, model: nn.Module, batches: Any) -> Any:
+            return found
+
+    match = rf"Measuring\.evaluate: expected a dict of numbers by name, such as \{{'accuracy': 0\.9\}}; got {came}\b"
+    refused(match, error=TypeError, task=Measuring(*loaders()))
+
+
 def test_validation_data_that_an_option_needs_are_asked_for() -> None:
     train, _ = loaders()
     recipe = {**RECIPE, "finetune": {"epochs": 1, "best": True}}
