@@ -40,11 +40,21 @@ def differences(
     """How far the file is off the model, for every output on every input, and that input.
 
     Raises:
+        ExportError: the model itself does not run on one of them.
         ParityError: the outputs are not even of the same number, shape or type.
     """
     found = []
     for name, leaves in batches:
-        expected, got = flat(*[t.clone() for t in leaves]), runner.run(leaves)
+        try:
+            expected = flat(*[t.clone() for t in leaves])
+        except Exception as error:
+            sized = any(t.shape[2:] != known.shape[2:] for t, known in zip(leaves, flat.call.leaves, strict=True))
+            option = "images of one size, leave dynamic_size (--any-size) out"
+            option = option if sized else "batches of one size, say dynamic_batch=False (--static)"
+            raise ExportError(
+                f"the model does not run on the {name}: {type(error).__name__}: {error}. If it is for {option}"
+            ) from error
+        got = runner.run(leaves)
         if len(expected) != len(got):
             raise ParityError(f"expected {len(expected)} outputs, {', '.join(outputs)}; the file has {len(got)}")
         for output, right, here in zip(outputs, expected, got, strict=True):

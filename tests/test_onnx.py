@@ -151,6 +151,26 @@ def test_images_of_any_size_run_in_a_file_that_was_exported_for_them(name: str, 
     agree(model, path, torch.randn(2, 1, 31, 9))
 
 
+class Six(nn.Sequential):
+    """For batches of six at the most."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch._check(x.shape[0] <= 6, lambda: "too many images")
+        out: torch.Tensor = super().forward(x)
+        return out
+
+
+def test_model_for_one_size_says_which_option_asked_for_others(tmp_path: Path) -> None:
+    flat = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+    match = r"the model does not run on the example in a batch of 1 of 13x11: .*leave dynamic_size \(--any-size\) out"
+    with pytest.raises(exporter.ExportError, match=match):
+        exporter.export(flat, tmp_path / "model.onnx", torch.randn(1, 1, 8, 8), dynamic_size=True, timing=BRIEF)
+    match = r"the model does not run on the example in a batch of 7: .*too many.*say dynamic_batch=False \(--static\)"
+    with pytest.raises(exporter.ExportError, match=match):
+        exporter.export(Six(nn.Linear(3, 2)), tmp_path / "model.onnx", torch.randn(2, 3), timing=BRIEF)
+    assert not list(tmp_path.iterdir())
+
+
 def test_half_precision_halves_the_file_and_keeps_single_precision_at_its_ends(tmp_path: Path) -> None:
     model = cut("residual_stream")
     x = example(CASES["residual_stream"], dtype=torch.float32)
