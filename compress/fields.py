@@ -61,7 +61,8 @@ def _number(value: Any) -> Any:
 def _left(value: Any) -> Any:
     number = parse_fraction(value)
     if number is None or not 0 < number <= 1:
-        hint = f'. Did you mean "{number:g}%"?' if number is not None and 1 < number <= 100 else ""
+        bare = number is not None and 1 < number <= 100 and "%" not in str(value)
+        hint = f'. Did you mean "{number:g}%"?' if bare else ""
         raise ValueError(f'expected what is left, as 0 < x <= 1 or "50%"; got {shown(value)}{hint}')
     return number
 

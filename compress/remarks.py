@@ -21,10 +21,13 @@ def gone_to_zero(recipe: Recipe, importance: dict[str, Tensor], keep: dict[str, 
     if not dead:
         return []
     several = len(dead) > 1
+    why = "target.min_keep"
+    if any(len(keep[name]) > recipe.target.min_keep for name in dead):
+        why = "target.min_keep and round_to" if recipe.budget.auto else "there is room for that in the budget"
     note = (
         f"every score of {', '.join(dead)} came to zero: {'they keep' if several else 'it keeps'} "
         f"{', '.join(str(len(keep[name])) for name in dead)} dimension{'s' * (several or len(keep[dead[0]]) > 1)} "
-        f"(target.min_keep). Lower gamma or the learning rate if that is not what you want"
+        f"({why}). Lower gamma or the learning rate if that is not what you want"
     )
     warnings.warn(note, stacklevel=2)
     return [note]

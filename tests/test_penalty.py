@@ -20,6 +20,7 @@ import compress
 from compress.display import Display
 from compress.line import Line
 from compress.recipe import Recipe, Timing
+from compress.remarks import gone_to_zero
 from compress.search import Job, search_class
 from compress.search.penalty import Penalty, soft_threshold
 from compress.shell import shell
@@ -160,6 +161,20 @@ def test_group_whose_scores_all_reach_zero_keeps_the_least_and_is_named_once() -
     ]
     assert said[0] in pruned.report.notes
     assert len(pruned.plan.keep[name]) == 3
+
+
+@pytest.mark.parametrize(
+    ("budget", "kept", "why"),
+    [
+        ({"macs": "50%"}, (16, 5), r"they keep 16, 5 dimensions \(there is room for that in the budget\)"),
+        ("auto", (4, 4), r"they keep 4, 4 dimensions \(target\.min_keep and round_to\)"),
+        ({"macs": "50%"}, (2, 2), r"they keep 2, 2 dimensions \(target\.min_keep\)"),
+    ],
+)
+def test_groups_at_zero_say_what_keeps_them(budget: Any, kept: tuple[int, int], why: str) -> None:
+    recipe = compress.Recipe.load({"budget": budget, "search": {"method": "bayes_compress", "epochs": 1}})
+    with pytest.warns(UserWarning, match=why):
+        gone_to_zero(recipe, {"a": torch.zeros(16), "b": torch.zeros(16)}, {"a": range(kept[0]), "b": range(kept[1])})
 
 
 def test_learned_budget_that_cuts_nothing_says_so() -> None:
