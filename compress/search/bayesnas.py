@@ -47,6 +47,7 @@ class BayesnasConfig(ScoredConfig):
     """Priors on the scores, their variances by evidence (Zhou et al. 2019)."""
 
     method: Literal["bayesnas"] = "bayesnas"
+    ranking: Ranking = Field("auto", description="across groups: auto is cost, and global with penalty: macs")
     hessian: Kind = Field(
         "auto",
         description="of the scores: gauss_newton, where the task can draw targets (auto), else empirical (Fisher); "
