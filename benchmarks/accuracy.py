@@ -57,8 +57,8 @@ BUDGETS, TEACHERS = (50, 35), ("taught", "alone")
 STAGES = ("search", "slice", "finetune")
 COLUMNS = ("method", "after the cut, %", "fine-tuned, %", "parameters left, %", "seeds")
 COLUMNS += tuple(f"{stage}, s" for stage in STAGES)
-SUMMARY = ("network", "MACs left", "teacher", "ours, right after the cut", "ours, fine-tuned")
-SUMMARY += ("best rival, right after the cut", "best rival, fine-tuned")
+SUMMARY = ("network", "MACs left", "teacher", "our best, fine-tuned", "the same one right after the cut")
+SUMMARY += ("best rival, fine-tuned", "that rival right after the cut")
 
 
 class Bench:
@@ -164,7 +164,7 @@ def summary(content: dict[str, Any]) -> results.Sheet:
         said = [network.replace("resnet", "ResNet-"), left, "the dense network" if taught == "taught" else "none"]
         for (cut, tuned), method, clear in zip(pairs, best, (ahead > spread, -ahead > spread), strict=True):
             bold = "**" * clear
-            said += [cut, f"{bold}{tuned}{bold} ({method})"]
+            said += [f"{bold}{tuned}{bold} ({method})", cut]
         lines.append(said)
     return results.Sheet(SUMMARY, lines)
 
