@@ -158,7 +158,7 @@ def test_interruption_says_in_which_stage_and_how_to_go_on(tmp_path: Path, capsy
             assert f"interrupted in stage {stage}; nothing was kept, as there is no workdir" in said
 
 
-@pytest.mark.parametrize("stage", ["find_groups", "choose", "slice_", "compare"])
+@pytest.mark.parametrize("stage", ["find_groups", "choose", "slice_", "compare_batches"])
 def test_interruption_outside_the_trainings_leaves_model_and_directory_good(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: compress.Pruned
 ) -> None:

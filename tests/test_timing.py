@@ -36,7 +36,12 @@ class Clock:
     """Time that passes only where a network says so, with noise if wanted."""
 
     def __init__(self, noise: float = 0.0, seed: int = 0) -> None:
-        self.now, self.runs, self.noise, self.random = 0.0, 0, noise, np.random.default_rng(seed)
+        self.now, self.runs, self.noise, self.seed = 0.0, 0, noise, seed
+        self.start()
+
+    def start(self) -> None:
+        """Draw noise anew: runs before the first that is timed are none of this clock's business."""
+        self.random = np.random.default_rng(self.seed)
 
     def __call__(self) -> float:
         return self.now
@@ -64,6 +69,7 @@ def pruned(
     """The widths that a budget of latency leaves, and the notes."""
     model, timing, x = model or network(clock), Timing(repeats=more.pop("repeats", 10)), torch.randn(2, 8)
     groups = compress.find_groups(model, x)
+    clock.start()
     args = (model, groups, random_importance(groups), Budget(latency=part), target or Target(), timing, x)
     keep, notes = choose_by_latency(*args, clock=clock, **more)
     return widths(groups, keep), notes
@@ -139,13 +145,14 @@ def test_noise_is_averaged_out() -> None:
 def test_budget_within_the_noise_is_noted() -> None:
     """One width is allowed, and it takes as long as the budget says: no measurement can tell the side."""
     target, noted = Target(bounds={"first": Bound(least=20, most=20), "second": Bound(least=12, most=12)}), []
-    for seed in range(12):
+    for seed in range(100):
         try:
             noted += pruned(Clock(noise=0.05, seed=seed), 0.5, target=target)[1]
         except BudgetError as error:
-            assert re.search(r"the smallest measured is 5[01]", str(error))
-    text = r"latency (49|50)[.\d]*% \(4[.\d]+%\.\.5[.\d]+%\): the budget of 50% lies within the noise"
-    assert len(noted) >= 3 and all(re.fullmatch(text, note) for note in noted)
+            assert re.search(r"the smallest measured is 5[0-4]", str(error))  # six runs at the least, of 5 % noise
+    text = r"latency (4[6-9]|50)[.\d]*% \(4[.\d]+%\.\.5[.\d]+%\): the budget of 50% lies within the noise"
+    assert 10 < len(noted) < 40  # a quarter passes at first and at second sight
+    assert all(re.fullmatch(text, note) for note in noted)
     clear, notes = pruned(Clock(noise=0.05), 0.7, target=target)
     assert clear.tolist() == [20, 12] and not notes
 
