@@ -12,7 +12,8 @@ from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no room, for anybody, this user or this process
 EXPORTED = ("model.onnx", "model.int8.onnx")
-KEPT = ("track", "config.py")  # beside what is saved: of trackers, and of MMDetection
+TRACK = "track"
+KEPT = (TRACK, "config.py", "finetune")  # stays beside what is saved: of trackers, of MMDetection, of a task's own loop
 SAVED = {
     "plan.json",
     "model.safetensors",
@@ -24,7 +25,6 @@ SAVED = {
     ".lock",
     *EXPORTED,
     *KEPT,
-    "finetune",  # checkpoints of a task's own
 }
 
 

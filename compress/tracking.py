@@ -14,7 +14,7 @@ from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 from accelerate.tracking import _available_trackers as available
 
 from .engine import Engine
-from .files import KEPT
+from .files import TRACK
 from .recipe import Recipe
 
 
@@ -43,7 +43,7 @@ def tracking(engine: Engine, recipe: Recipe, workdir: Path | None) -> Iterator[N
     name = workdir.name if workdir is not None else "compress"
     for kind in recipe.engine.track:
         made: Any = LOGGER_TYPE_TO_CLASS[kind]
-        where = {"logging_dir": str(workdir / KEPT[0])} if made.requires_logging_directory and workdir else {}
+        where = {"logging_dir": str(workdir / TRACK)} if made.requires_logging_directory and workdir else {}
         tracker = made(name, **where)
         tracker.start()
         tracker.store_init_configuration(_flat(recipe.model_dump(mode="json", exclude_none=True)))

@@ -183,6 +183,8 @@ class Narrowing(nn.Module):
         out = self.last(h * h.shape[1] ** 2)
         if self.ends == "labels":
             return out, out.sum((2, 3)) * 0, out.mean(1).gt(0)
+        if self.ends == "complex":
+            return torch.complex(out, out.square())
         return {"floats": out, "nothing": out[:0], "integers": out.flatten(1).gt(0).long()}[self.ends]
 
 
@@ -191,6 +193,10 @@ class Narrowing(nn.Module):
 def test_constant_images_do_not_hide_an_error(value: float, bias: bool) -> None:
     groups = compress.find_groups(Narrowing(bias=bias), torch.full((1, 3, 8, 8), value))
     assert [g.name for g in groups] == []
+
+
+def test_complex_numbers_are_compared() -> None:
+    assert [g.name for g in compress.find_groups(Narrowing("complex"), torch.randn(2, 3, 8, 8))] == []
 
 
 def test_integers_are_compared_and_are_said_to_be_coarse() -> None:

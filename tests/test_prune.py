@@ -287,8 +287,11 @@ def test_working_directory_with_files_of_trackers_can_be_saved_into(tmp_path: Pa
     recipe = {**RECIPE, "finetune": None, "engine": {"track": ["tensorboard"]}}
     train, val = loaders()
     pruned = compress.prune(dense(), recipe, train=train, val=val, workdir=tmp_path / "out", quiet=True)
+    (tmp_path / "out" / "finetune").mkdir()  # as a task with a loop of its own leaves it
+    (tmp_path / "out" / "finetune" / "log").write_text("kept")
     events = sorted((tmp_path / "out" / "track").rglob("*"))
     pruned.save(tmp_path / "out")
     assert events and events == sorted((tmp_path / "out" / "track").rglob("*"))
+    assert (tmp_path / "out" / "finetune" / "log").read_text() == "kept"
     resumed = compress.prune(dense(), recipe, train=train, val=val, workdir=tmp_path / "out", resume=True)
     assert resumed.report == pruned.report
