@@ -8,7 +8,10 @@ ONNX = ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.3", "onnxslim>=0.1.48"
 # mmcv is the user's own: compiled, or the `mmdet-lite` extra's. mmengine needs pkg_resources, gone in setuptools 82.
 MMDET = ["mmdet>=3.3", "mmengine>=0.10.7", "setuptools<82"]
 MMDET_LITE = [*MMDET, "mmcv-lite>=2.0.0rc4,<2.2"]
+# The fallback tracer of `target.one_path`, and the rival that benchmarks measure.
+TORCH_PRUNING = ["torch-pruning>=1.6"]
 DEV = [
+    *TORCH_PRUNING,
     "hypothesis>=6.100",
     "ipykernel>=6.29",
     "jsonschema>=4",
@@ -47,7 +50,6 @@ setup(
         "scikit-learn>=1.4",
         "timm>=1.0.15",
         "torch>=2.9",
-        "torch-pruning>=1.6",
         "torchvision>=0.24",
         "typer>=0.15",
     ],
@@ -55,9 +57,10 @@ setup(
         "onnx": ONNX,
         "mmdet": MMDET,
         "mmdet-lite": MMDET_LITE,
+        "torch-pruning": TORCH_PRUNING,
         "dev": DEV,
         "all": [*ONNX, *MMDET, *DEV],
     },
-    entry_points={"console_scripts": ["compress = compress.cli:main"]},
+    entry_points={"console_scripts": ["compress = compress.cli.app:main"]},
     classifiers=["Typing :: Typed", "Operating System :: OS Independent"],
 )

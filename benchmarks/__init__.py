@@ -1,1 +1,4 @@
-"""One script per table: `python -m benchmarks.NAME` from the project's root; results are in results/NAME.json."""
+"""Benchmarks, one script per section of docs/results.md.
+
+Run `python -m benchmarks.NAME` from the root of the repository; it writes results/NAME.json and results/NAME.md.
+"""

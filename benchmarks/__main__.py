@@ -1,9 +1,9 @@
-"""The quick version of every benchmark, one after the other: whether all of it runs, in 20 minutes on two cores.
+"""Run the quick version of every benchmark in sequence, to check that all of them work (20 minutes on two cores).
 
     python -m benchmarks [--only NAME ...] [--data FOLDER]
 
-Each is `python -m benchmarks.NAME --quick`; its output goes to results/NAME_quick.log, its table to NAME_quick.md.
-What the quick versions find is too little to go by; docs/results.md shows what `python -m benchmarks.NAME` finds.
+Each one runs as `python -m benchmarks.NAME --quick`. Its output goes to results/NAME_quick.log, its table to
+results/NAME_quick.md. Quick runs are too short to draw conclusions from; docs/results.md shows the full runs.
 """
 
 from __future__ import annotations
@@ -21,39 +21,41 @@ from .page import NAMES
 NO_DATA = ("coverage", "deploy", "engine", "lenet", "scale", "surgery")
 
 
-def run(name: str, folder: Path) -> bool:
-    """One benchmark in a process of its own; whether it came to its end."""
-    given = [] if name in NO_DATA else ["--data", str(folder)]
-    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", *given]
+def run_benchmark(name: str, folder: Path) -> bool:
+    """Run one benchmark in its own process; return whether it succeeded."""
+    data_option = [] if name in NO_DATA else ["--data", str(folder)]
+    command = [sys.executable, "-m", f"benchmarks.{name}", "--quick", *data_option]
     results.FOLDER.mkdir(exist_ok=True)
-    with (results.FOLDER / f"{name}{results.QUICK}.log").open("w", encoding="utf-8") as log:
-        done = subprocess.run(command, cwd=results.ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)
-    return done.returncode == 0
+    with (results.FOLDER / f"{name}{results.QUICK_SUFFIX}.log").open("w", encoding="utf-8") as log:
+        completed = subprocess.run(command, cwd=results.ROOT, stdout=log, stderr=subprocess.STDOUT, check=False)
+    return completed.returncode == 0
 
 
-def _cpu() -> float:
-    """Seconds that processes of ours have computed: what tells on a machine that others use, too."""
+def _children_cpu_seconds() -> float:
+    """Return the CPU seconds of all child processes, which other load on the machine affects less than wall time."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
-    data.add_option(parser)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, help="run only these benchmarks")
+    data.add_data_option(parser)
     options = parser.parse_args()
     folder = options.data.resolve()
     begin, failed = time.perf_counter(), []
     for number, name in enumerate(options.only, 1):
         print(f"[{number}/{len(options.only)}] {name} ...", end=" ", flush=True)
-        start, spent = time.perf_counter(), _cpu()
-        done = run(name, folder)
-        said = "" if done else f", FAILED: see benchmarks/results/{name}{results.QUICK}.log"
-        print(f"{time.perf_counter() - start:.0f} s ({_cpu() - spent:.0f} s of CPU){said}", flush=True)
-        failed += [] if done else [name]
-    minutes = (time.perf_counter() - begin) / 60
+        start, cpu_start = time.perf_counter(), _children_cpu_seconds()
+        succeeded = run_benchmark(name, folder)
+        failure = "" if succeeded else f", FAILED: see benchmarks/results/{name}{results.QUICK_SUFFIX}.log"
+        seconds, cpu_seconds = time.perf_counter() - start, _children_cpu_seconds() - cpu_start
+        print(f"{seconds:.0f} s ({cpu_seconds:.0f} s CPU){failure}", flush=True)
+        failed += [] if succeeded else [name]
+    minutes, cpu_minutes = (time.perf_counter() - begin) / 60, _children_cpu_seconds() / 60
+    succeeded_count = len(options.only) - len(failed)
     print(
-        f"{len(options.only) - len(failed)} of {len(options.only)} in {minutes:.1f} minutes, {_cpu() / 60:.1f} of CPU"
+        f"{succeeded_count} of {len(options.only)} succeeded in {minutes:.1f} minutes ({cpu_minutes:.1f} CPU minutes)"
     )
     return 1 if failed else 0
 

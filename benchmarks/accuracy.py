@@ -1,15 +1,15 @@
-"""Accuracy against Torch-Pruning and ModelOpt: CIFAR-10, half and 35 % of the multiply-adds left, equal training.
+"""Accuracy compared with Torch-Pruning and ModelOpt: CIFAR-10, 50 % and 35 % of the MACs left, equal training.
 
     python -m benchmarks.accuracy [--quick] [--full] [--data FOLDER] [--seeds 3] [--workers 2] [--only NAME]
 
-ResNet-20 (with `--full` also ResNet-56), 300 batches of 64 in all: what a method's search does not read goes to its
-fine-tuning, which is the same code for all, in bf16 mixed precision. Each method with the dense network as teacher (of
-fine-tuning; of our searches, too) and without, so that the gain of the search is not that of the teacher. Settings were
-chosen on training images that are not trained on (`--validate`); the table is measured on 5000 test images. `--quick`:
-one seed, one budget, a quarter of the steps, the methods that matter most.
+ResNet-20, with `--full` also ResNet-56. Every method reads 300 batches of 64 images in total: the batches that its
+search does not use are used for fine-tuning, which is the same code for all methods, in bf16 mixed precision. Each
+method is run with and without the dense network as teacher (in fine-tuning, and in our searches), to separate the gain
+of the search from that of the teacher. The settings were chosen on held-out training images (`--validate`); the table
+is measured on 5000 test images. `--quick` runs four methods with one seed, one budget and a quarter of the steps.
 
-A run that was stopped goes on where it was. `--data` is a folder with cifar10/ and models/, or the one where
-torchvision keeps its CIFAR10; `python -m benchmarks.dense` trains the dense network where there is none.
+An interrupted run resumes where it stopped. `--data` is a folder that contains cifar10/ and models/, or torchvision's
+CIFAR10 folder; `python -m benchmarks.dense` trains the dense network if there is none.
 """
 
 from __future__ import annotations
@@ -26,186 +26,215 @@ import torch
 from torch import nn
 
 import compress
-from compress.compute import EngineConfig
-from compress.display import Display
-from compress.engine import Engine
-from compress.finetune import finetune
-from compress.loading import derived
-from compress.plan import Plan
-from compress.recipe import Finetune
-from compress.task import Classification
+from compress.data import derive_seed
+from compress.progress import ProgressDisplay
+from compress.recipe import EngineConfig, Finetune
+from compress.surgery import Plan
+from compress.training import Classification, Engine, FineTuneJob, fine_tune
 
-from . import fastnas, methods, results, rivals
-from .cifar import loaders
-from .models import cifar_resnet
+from . import fastnas, methods, results, torch_pruning_methods
+from .cifar import make_loaders
+from .models import load_cifar_resnet
 from .zoo import count_macs
 
-STEPS, SEARCH = 300, 60  # batches: of everything, and of them those that a search trains on
+STEPS = 300  # batches in total, for search and fine-tuning
+SEARCH_STEPS = 60  # batches of a search that trains
 ENGINE = {"precision": "bf16", "channels_last": True}
-TAUGHT: dict[str, Any] = {"lr": 0.01, "distill": {"temperature": 4, "weight": 8}}  # whose gradient is twice the task's
-ALONE: dict[str, Any] = {"lr": 0.02}
-TRAINED = {"epochs": SEARCH, "schedule": "constant"}  # fine-tuning goes on at the rate, and lowers it
+# At this weight the gradient of the distillation loss is about twice that of the task.
+WITH_TEACHER: dict[str, Any] = {"lr": 0.01, "distill": {"temperature": 4, "weight": 8}}
+WITHOUT_TEACHER: dict[str, Any] = {"lr": 0.02}
+# The learning rate stays constant in the search; fine-tuning starts at the same rate and decays it.
+TRAINED_SEARCH = {"epochs": SEARCH_STEPS, "schedule": "constant"}
 OURS: dict[str, dict[str, Any]] = {
     "magnitude": {"method": "magnitude"},
-    "taylor": {"method": "taylor", "epochs": rivals.READ},
-    "bayesnas": {"method": "bayesnas", **TRAINED},
-    "netslim": {"method": "netslim", **TRAINED},
-    "rarts": {"method": "rarts", **TRAINED, "epochs": SEARCH // 2},  # on pairs of batches
+    "taylor": {"method": "taylor", "epochs": torch_pruning_methods.TAYLOR_BATCHES},
+    "bayesnas": {"method": "bayesnas", **TRAINED_SEARCH},
+    "netslim": {"method": "netslim", **TRAINED_SEARCH},
+    "rarts": {"method": "rarts", **TRAINED_SEARCH, "epochs": SEARCH_STEPS // 2},  # each step reads two batches
 }
-QUICK = ("taylor", "netslim", "tp magnitude", "tp group norm")
-BUDGETS, TEACHERS = (50, 35), ("taught", "alone")
+QUICK_METHODS = ("taylor", "netslim", "tp magnitude", "tp group norm")
+BUDGETS = (50, 35)
+TEACHERS = ("taught", "alone")  # with and without the teacher, as written in the rows
 STAGES = ("search", "slice", "finetune")
 COLUMNS = ("method", "after the cut, %", "fine-tuned, %", "parameters left, %", "seeds")
 COLUMNS += tuple(f"{stage}, s" for stage in STAGES)
-SUMMARY = ("network", "MACs left", "teacher", "our best, fine-tuned", "the same one right after the cut")
-SUMMARY += ("best rival, fine-tuned", "that rival right after the cut")
+SUMMARY_COLUMNS = ("network", "MACs left", "teacher", "our best, fine-tuned", "ours, right after the cut")
+SUMMARY_COLUMNS += ("best rival, fine-tuned", "rival, right after the cut")
 
 
 class Bench:
-    """A dense network, its data, and the training and measuring that all methods share."""
+    """Dense network, data, training and evaluation shared by all methods."""
 
     def __init__(self, network: str, seed: int, options: Namespace) -> None:
         torch.set_num_threads(1)
-        self.seed, self.scale = seed, 4 if options.quick else 1
-        self.train, val = loaders(options.data, options.validate)
+        self.seed, self.step_divisor = seed, 4 if options.quick else 1
+        self.train, val = make_loaders(options.data, options.validate)
         self.task = Classification(self.train, val)
-        self.dense = cifar_resnet(network, options.data).to(memory_format=torch.channels_last)
-        self.engine = Engine(torch.device("cpu"), seed, Display(quiet=True), config=EngineConfig(**ENGINE))
+        self.dense = load_cifar_resnet(network, options.data).to(memory_format=torch.channels_last)
+        self.engine = Engine(torch.device("cpu"), seed, ProgressDisplay(quiet=True), config=EngineConfig(**ENGINE))
 
     def accuracy(self, model: nn.Module) -> float:
+        """Return the accuracy on the evaluation images."""
         return self.engine.evaluate(self.task, model)["accuracy"]
 
-    def tune(self, model: nn.Module, plan: Plan, steps: int, settings: dict[str, Any]) -> None:
-        """Train in place. Nothing is measured on the way: no weights are chosen by the images measured on."""
+    def fine_tune_(self, model: nn.Module, plan: Plan, steps: int, settings: dict[str, Any]) -> None:
+        """Train the model in place, without evaluation, so that the evaluation images select no weights."""
         config = Finetune.model_validate({**settings, "epochs": f"{steps} steps"})
         with self.engine.stage("finetune"):
-            finetune(model, self.dense.eval(), plan, Classification(self.train), self.train, config, self.engine, steps)
+            job = FineTuneJob(model, self.dense.eval(), plan, config, self.engine, steps)
+            fine_tune(job, Classification(self.train), self.train)
 
 
-def one(job: methods.Job) -> methods.Row:
-    """Cut, measure, train, measure."""
-    name, seed, options = job
-    network, left, taught, method = name.split(" ", 3)
-    part, training = int(left[:-1]) / 100, TAUGHT if taught == "taught" else ALONE
+def run_trial(trial: methods.Trial) -> methods.TrialRow:
+    """Prune, evaluate, fine-tune and evaluate again."""
+    name, seed, options = trial
+    network, percent_left, teacher, method = name.split(" ", 3)
+    fraction_left = int(percent_left[:-1]) / 100
+    training = WITH_TEACHER if teacher == "taught" else WITHOUT_TEACHER
     bench = Bench(network, seed, options)
     if method in OURS:
-        small, plan, spent = ours(method, bench, part, training)
+        compact, plan, cost = prune_with_ours(method, bench, fraction_left, training)
     else:
-        torch.manual_seed(derived(seed, method))
-        cut = fastnas.prune if method in fastnas.METHODS else rivals.prune
-        small, spent = cut(method, copy.deepcopy(bench.dense), part, bench.task, SEARCH // bench.scale, bench.engine)
+        torch.manual_seed(derive_seed(seed, method))
+        prune = fastnas.prune if method in fastnas.METHODS else torch_pruning_methods.prune
+        search_steps = SEARCH_STEPS // bench.step_divisor
+        compact, cost = prune(method, copy.deepcopy(bench.dense), fraction_left, bench.task, search_steps, bench.engine)
         plan = Plan({}, {})
-    sliced = bench.accuracy(small)
-    rest = STEPS // bench.scale - spent["batches"]
-    bench.tune(small, plan, rest, training)
+    accuracy_after_cut = bench.accuracy(compact)
+    finetune_steps = STEPS // bench.step_divisor - cost.batches
+    bench.fine_tune_(compact, plan, finetune_steps, training)
     example = torch.randn(1, 3, 32, 32)
     return {
         "method": name,
         "seed": seed,
-        "sliced": sliced,
-        "tuned": bench.accuracy(small),
-        "macs": count_macs(small, example) / count_macs(bench.dense, example),
-        "params": _size(small) / _size(bench.dense),
-        "batches": {"search": spent["batches"], "finetune": rest},
-        "seconds": {k: round(spent[k], 2) for k in STAGES[:2]} | {"finetune": bench.engine.seconds["finetune"]},
+        "sliced": accuracy_after_cut,
+        "tuned": bench.accuracy(compact),
+        "macs": count_macs(compact, example) / count_macs(bench.dense, example),
+        "params": _num_parameters(compact) / _num_parameters(bench.dense),
+        "batches": {"search": cost.batches, "finetune": finetune_steps},
+        "seconds": {
+            "search": round(cost.search_seconds, 2),
+            "slice": round(cost.slice_seconds, 2),
+            "finetune": bench.engine.seconds["finetune"],
+        },
     }
 
 
-def _size(model: nn.Module) -> int:
+def _num_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def ours(method: str, bench: Bench, left: float, training: dict[str, Any]) -> tuple[nn.Module, Plan, dict[str, Any]]:
-    """The compact network before fine-tuning, its plan, and what was spent, in batches and seconds."""
-    search, read = dict(OURS[method]), 0
+def prune_with_ours(
+    method: str, bench: Bench, fraction_left: float, training: dict[str, Any]
+) -> tuple[nn.Module, Plan, methods.PruningCost]:
+    """Return the compact network before fine-tuning, its plan and the cost of the search."""
+    search, batches = dict(OURS[method]), 0
     if "epochs" in search:
-        read = (search["epochs"] if method != "rarts" else SEARCH) // bench.scale
-        search["epochs"] = f"{search['epochs'] // bench.scale} steps"
+        batches = (search["epochs"] if method != "rarts" else SEARCH_STEPS) // bench.step_divisor
+        search["epochs"] = f"{search['epochs'] // bench.step_divisor} steps"
     if "schedule" in search:
         search |= training
-    recipe = {"budget": {"macs": left}, "search": search, "engine": ENGINE, "seed": bench.seed}
+    recipe = {"budget": {"macs": fraction_left}, "search": search, "engine": ENGINE, "seed": bench.seed}
     start = time.perf_counter()
     pruned = compress.prune(bench.dense, recipe, train=bench.train, device="cpu", quiet=True)
-    seconds = pruned.report.seconds
-    spent = {"batches": read, "search": seconds.get("search", 0.0)}
-    rest = time.perf_counter() - start - spent["search"] - seconds.get("timing", 0.0)
-    return pruned.model, pruned.plan, spent | {"slice": rest}
+    stage_seconds = pruned.report.seconds
+    search_seconds = stage_seconds.get("search", 0.0)
+    slice_seconds = time.perf_counter() - start - search_seconds - stage_seconds.get("timing", 0.0)
+    return pruned.model, pruned.plan, methods.PruningCost(batches, search_seconds, slice_seconds)
 
 
-Block = tuple[tuple[str, str, str], dict[str, list[dict[str, Any]]]]  # network, budget, training; rows by method
+Setting = tuple[str, str, str]  # network, percent of the MACs left, teacher
+MethodRows = dict[str, list[dict[str, Any]]]  # rows of all seeds by method
 
 
-def blocks(content: dict[str, Any]) -> list[Block]:
-    """The rows of each network, budget and kind of training, the best method first."""
-    found: dict[tuple[str, str, str], dict[str, list[dict[str, Any]]]] = {}
+def rows_by_setting(content: dict[str, Any]) -> list[tuple[Setting, MethodRows]]:
+    """Group the rows by setting and method; within a setting, sort the methods by accuracy, best first."""
+    grouped: dict[Setting, MethodRows] = {}
     for row in content["rows"]:
-        network, left, taught, method = row["method"].split(" ", 3)
-        found.setdefault((network, left, taught), {}).setdefault(method, []).append(row)
-    ordered = sorted(found.items(), key=lambda b: (b[0][0], -int(b[0][1][:-1]), TEACHERS.index(b[0][2])))
-    best = lambda cell: -mean(row["tuned"] for row in cell[1])  # noqa: E731
-    return [(block, dict(sorted(cells.items(), key=best))) for block, cells in ordered]
+        network, percent_left, teacher, method = row["method"].split(" ", 3)
+        grouped.setdefault((network, percent_left, teacher), {}).setdefault(method, []).append(row)
+    ordered = sorted(grouped.items(), key=lambda item: (item[0][0], -int(item[0][1][:-1]), TEACHERS.index(item[0][2])))
+    by_accuracy = lambda item: -mean(row["tuned"] for row in item[1])  # noqa: E731
+    return [(setting, dict(sorted(method_rows.items(), key=by_accuracy))) for setting, method_rows in ordered]
 
 
-def firsts(cells: dict[str, Any]) -> list[str]:
-    """The best of ours and the best of all others."""
-    return [next((method for method in cells if (method in OURS) is mine), "") for mine in (True, False)]
+def best_of_each_side(method_rows: MethodRows) -> list[str]:
+    """Return our best method and the best rival; an empty string where a side has no rows."""
+    return [next((method for method in method_rows if (method in OURS) is ours), "") for ours in (True, False)]
 
 
-def summary(content: dict[str, Any]) -> results.Sheet:
-    """The best of ours against the best of theirs: what the README shows. Bold: ahead by more than either's spread."""
+def summary(content: dict[str, Any]) -> results.ResultTable:
+    """Compare our best method with the best rival, as shown in the README.
+
+    Bold: ahead by more than the larger standard deviation of the two.
+    """
     lines = []
-    for (network, left, taught), cells in blocks(content):
-        if not all(best := firsts(cells)):
+    for (network, percent_left, teacher), method_rows in rows_by_setting(content):
+        if not all(best := best_of_each_side(method_rows)):
             continue
-        pairs = [[methods.percents([r[key] for r in cells[m]]) for key in ("sliced", "tuned")] for m in best]
-        values = [[row["tuned"] for row in cells[m]] for m in best]
+        accuracies = [
+            [methods.format_percent([row[key] for row in method_rows[method]]) for key in ("sliced", "tuned")]
+            for method in best
+        ]
+        values = [[row["tuned"] for row in method_rows[method]] for method in best]
         spread = max(stdev(v) if len(v) > 1 else math.inf for v in values)
-        ahead = mean(values[0]) - mean(values[1])
-        said = [network.replace("resnet", "ResNet-"), left, "the dense network" if taught == "taught" else "none"]
-        for (cut, tuned), method, clear in zip(pairs, best, (ahead > spread, -ahead > spread), strict=True):
-            bold = "**" * clear
-            said += [f"{bold}{tuned}{bold} ({method})", cut]
-        lines.append(said)
-    return results.Sheet(SUMMARY, lines)
+        lead = mean(values[0]) - mean(values[1])
+        teacher_name = "the dense network" if teacher == "taught" else "none"
+        line = [network.replace("resnet", "ResNet-"), percent_left, teacher_name]
+        for (after_cut, tuned), method, ahead in zip(accuracies, best, (lead > spread, -lead > spread), strict=True):
+            bold = "**" * ahead
+            line += [f"{bold}{tuned}{bold} ({method})", after_cut]
+        lines.append(line)
+    return results.ResultTable(SUMMARY_COLUMNS, lines)
 
 
-def sheets(content: dict[str, Any]) -> list[results.Sheet]:
-    """The best, then a table for each network, budget and kind of training, in which the best of each side are bold."""
-    found = [summary(content)]
-    for (network, left, taught), cells in blocks(content):
-        first, lines = firsts(cells), []
-        for method, rows in cells.items():
-            measured = [methods.percents([row[key] for row in rows]) for key in ("sliced", "tuned", "params")]
+def tables(content: dict[str, Any]) -> list[results.ResultTable]:
+    """Return the summary and one table per setting, with the best method of each side in bold."""
+    all_tables = [summary(content)]
+    for (network, percent_left, teacher), method_rows in rows_by_setting(content):
+        best, lines = best_of_each_side(method_rows), []
+        for method, rows in method_rows.items():
+            after_cut, tuned, params = (
+                methods.format_percent([row[key] for row in rows]) for key in ("sliced", "tuned", "params")
+            )
             seconds = [f"{mean(row['seconds'][stage] for row in rows):.1f}" for stage in STAGES]
-            bold = "**" * (method in first)
-            lines.append([f"{bold}{method}{bold}", measured[0], f"{bold}{measured[1]}{bold}", measured[2]])
-            lines[-1] += [str(len(rows)), *seconds]
-        how = "the dense network teaches" if taught == "taught" else "no teacher"
-        found.append(results.Sheet(COLUMNS, lines, f"{network}, {left} of the MACs left, {how}"))
-    return found
+            bold = "**" * (method in best)
+            lines.append([f"{bold}{method}{bold}", after_cut, f"{bold}{tuned}{bold}", params, str(len(rows)), *seconds])
+        training = "the dense network as teacher" if teacher == "taught" else "no teacher"
+        all_tables.append(
+            results.ResultTable(COLUMNS, lines, f"{network}, {percent_left} of the MACs left, {training}")
+        )
+    return all_tables
 
 
 def main() -> None:
-    parser = methods.options_of(__doc__, workers=2)
+    parser = methods.make_parser(__doc__, workers=2)
     parser.add_argument("--quick", action="store_true", help="four methods, one seed, one budget, few steps")
-    parser.add_argument("--full", action="store_true", help="ResNet-56, too")
+    parser.add_argument("--full", action="store_true", help="also run ResNet-56")
     options = parser.parse_args()
     options.seeds = 1 if options.quick else options.seeds
-    file = results.named("accuracy_validation" if options.validate else "accuracy", options.quick)
+    file = results.result_name("accuracy_validation" if options.validate else "accuracy", options.quick)
     rows: list[dict[str, Any]] = [] if options.quick else results.load(file).get("rows", [])
-    settings = {"batch": 64, "batches": STEPS, "search": SEARCH, "ours": OURS, "taught": TAUGHT, "alone": ALONE}
+    settings = {
+        "batch": 64,
+        "batches": STEPS,
+        "search": SEARCH_STEPS,
+        "ours": OURS,
+        "taught": WITH_TEACHER,
+        "alone": WITHOUT_TEACHER,
+    }
     networks = ["resnet20"] + ["resnet56"] * options.full
-    chosen = QUICK if options.quick else (*OURS, *rivals.METHODS, *fastnas.METHODS)
-    few = 1 if options.quick else None
+    chosen = QUICK_METHODS if options.quick else (*OURS, *torch_pruning_methods.METHODS, *fastnas.METHODS)
+    limit = 1 if options.quick else None
     names = [
-        f"{network} {left}% {taught} {method}"
-        for network, left, taught, method in product(networks, BUDGETS[:few], TEACHERS[:few], chosen)
+        f"{network} {percent_left}% {teacher} {method}"
+        for network, percent_left, teacher, method in product(networks, BUDGETS[:limit], TEACHERS[:limit], chosen)
     ]
-    for row in methods.rows_of(one, names, options, list(rows)):
+    for row in methods.run_missing_trials(run_trial, names, options, list(rows)):
         rows.append(row)
         print(row, flush=True)
         results.save(file, settings | {"rows": rows})
-    results.show(file, sheets({"rows": rows}))
+    results.publish(file, tables({"rows": rows}))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""RARTS and its rivals on CIFAR-10: ResNet-20, half of its multiply-adds left, right after the cut and fine-tuned.
+"""RARTS compared with other searches on CIFAR-10: ResNet-20, 50 % of the MACs left, right after the cut and fine-tuned.
 
     python -m benchmarks.cifar [--quick] [--data FOLDER] [--seeds 3] [--workers 2]
 
-Every search reads the same number of batches, and every compact network is fine-tuned alike, with the dense one as its
-teacher; a search that trains has that teacher, too. Methods on pairs (rarts, darts1, milenas) make half as many steps,
-on pairs of batches. `all steps`: the same total, spent on fine-tuning as far as the method leaves it. Fixed gamma is l1
-of that strength, auto the pull that follows from the budget.
+Every search reads the same number of batches, and every compact network is fine-tuned in the same way with the dense
+network as teacher; searches that train use the same teacher. rarts, darts1 and milenas read two batches per step and
+therefore make half as many steps. `all steps` has the same total number of batches, but uses those that the search does
+not need for fine-tuning. `fixed` is an l1 penalty with a fixed gamma, `auto` is the budget regularizer.
 
-Settings were chosen on images of the training split that are not trained on (`--validate` measures there); the table is
-measured on test images that no choice has seen. A run that was stopped goes on where it was.
+The settings were chosen on held-out training images (`--validate` measures on them); the table is measured on test
+images that were not used for any choice. An interrupted run resumes where it stopped.
 """
 
 from __future__ import annotations
@@ -22,67 +22,76 @@ from torch.utils.data import DataLoader, TensorDataset
 import compress
 
 from . import data, methods, results
-from .models import cifar_resnet
+from .models import load_cifar_resnet
 
-BATCH, SEARCH, TUNE = 64, 200, 300  # batches that a search and a fine-tuning read
+BATCH, SEARCH_BATCHES, FINETUNE_BATCHES = 64, 200, 300  # batch size; batches per search; batches per fine-tuning
 TEACHER = {"temperature": 4, "weight": 8}
-TRAINED = {"lr": 0.02, "distill": TEACHER}
-PAIRED = TRAINED | {"epochs": f"{SEARCH // 2} steps"}
-JOINT = TRAINED | {"epochs": f"{SEARCH} steps"}
-FIXED = {"ranking": "cost"}
+TRAINING = {"lr": 0.02, "distill": TEACHER}
+PAIRED_STEPS = TRAINING | {"epochs": f"{SEARCH_BATCHES // 2} steps"}
+JOINT_STEPS = TRAINING | {"epochs": f"{SEARCH_BATCHES} steps"}
+COST_RANKING = {"ranking": "cost"}
 METHODS: dict[str, dict[str, Any]] = {
     "random": {"method": "random"},
     "magnitude": {"method": "magnitude"},
-    "taylor": {"method": "taylor", "epochs": f"{SEARCH} steps"},
+    "taylor": {"method": "taylor", "epochs": f"{SEARCH_BATCHES} steps"},
     "magnitude, all steps": {"method": "magnitude"},
     "taylor, all steps": {"method": "taylor", "epochs": "50 steps"},
-    "netslim, fixed": JOINT | FIXED | {"method": "netslim", "gamma": 1e-3},
-    "darts1, fixed": PAIRED | FIXED | {"method": "darts1", "gamma": 1e-3},
-    "milenas, fixed": PAIRED | FIXED | {"method": "milenas", "gamma": 1e-3},
-    "rarts, fixed": PAIRED | FIXED | {"method": "rarts", "gamma": 1e-3},
-    "bayesnas, fixed": JOINT | {"method": "bayesnas", "gamma": 1e-2, "penalty": "macs"},
-    "netslim, auto": JOINT | {"method": "netslim"},
-    "darts1, auto": PAIRED | {"method": "darts1"},
-    "milenas, auto": PAIRED | {"method": "milenas"},
-    "rarts, auto": PAIRED | {"method": "rarts"},
-    "bayesnas, auto": JOINT | {"method": "bayesnas"},
+    "netslim, fixed": JOINT_STEPS | COST_RANKING | {"method": "netslim", "gamma": 1e-3},
+    "darts1, fixed": PAIRED_STEPS | COST_RANKING | {"method": "darts1", "gamma": 1e-3},
+    "milenas, fixed": PAIRED_STEPS | COST_RANKING | {"method": "milenas", "gamma": 1e-3},
+    "rarts, fixed": PAIRED_STEPS | COST_RANKING | {"method": "rarts", "gamma": 1e-3},
+    "bayesnas, fixed": JOINT_STEPS | {"method": "bayesnas", "gamma": 1e-2, "penalty": "macs"},
+    "netslim, auto": JOINT_STEPS | {"method": "netslim"},
+    "darts1, auto": PAIRED_STEPS | {"method": "darts1"},
+    "milenas, auto": PAIRED_STEPS | {"method": "milenas"},
+    "rarts, auto": PAIRED_STEPS | {"method": "rarts"},
+    "bayesnas, auto": JOINT_STEPS | {"method": "bayesnas"},
 }
-MORE = {"magnitude, all steps": SEARCH, "taylor, all steps": SEARCH - 50}  # steps that go to fine-tuning instead
-
-
-QUICK = ("magnitude", "netslim, auto", "rarts, auto")
+EXTRA_FINETUNE_STEPS = {
+    "magnitude, all steps": SEARCH_BATCHES,
+    "taylor, all steps": SEARCH_BATCHES - 50,
+}  # batches that the search does not use
+QUICK_METHODS = ("magnitude", "netslim, auto", "rarts, auto")
 
 
 def recipe(name: str, seed: int, quick: bool) -> dict[str, Any]:
-    tune = {"epochs": f"{TUNE + MORE.get(name, 0)} steps", "lr": 0.01, "distill": TEACHER, "best": False}
+    """Return the recipe of a method."""
+    finetune = {
+        "epochs": f"{FINETUNE_BATCHES + EXTRA_FINETUNE_STEPS.get(name, 0)} steps",
+        "lr": 0.01,
+        "distill": TEACHER,
+        "best": False,
+    }
     search = dict(METHODS[name])
     if quick:
-        tune["epochs"] = "20 steps"
+        finetune["epochs"] = "20 steps"
         search |= {"epochs": "10 steps"} if "epochs" in search else {}
     return {
         "budget": {"macs": "50%"},
         "search": search,
-        "finetune": tune,
+        "finetune": finetune,
         "timing": {"repeats": 3},
         "seed": seed,
     }
 
 
-def loaders(folder: Path, validate: bool, quick: bool = False) -> tuple[DataLoader[Any], DataLoader[Any]]:
-    """Training batches with crops and flips, and 5000 images to measure on; a tenth of both to be quick."""
-    part = 10 if quick else 1
-    train = data.Flipped(*data.cifar10(folder, "train", 20000 // part))
-    count = 5000 // part
-    held = data.cifar10(folder, "train", count, 45000) if validate else data.cifar10(folder, "test", count)
-    return DataLoader(train, BATCH, shuffle=True, drop_last=True), DataLoader(TensorDataset(*held), 500)
+def make_loaders(folder: Path, validate: bool, quick: bool = False) -> tuple[DataLoader[Any], DataLoader[Any]]:
+    """Return augmented training batches and batches of 5000 evaluation images; a tenth of both if `quick`."""
+    divisor = 10 if quick else 1
+    train = data.CropFlipDataset(*data.load_cifar10(folder, "train", 20000 // divisor))
+    count = 5000 // divisor
+    evaluation = (
+        data.load_cifar10(folder, "train", count, 45000) if validate else data.load_cifar10(folder, "test", count)
+    )
+    return DataLoader(train, BATCH, shuffle=True, drop_last=True), DataLoader(TensorDataset(*evaluation), 500)
 
 
-def one(job: methods.Job) -> methods.Row:
-    """A whole pruning."""
-    name, seed, options = job
+def run_trial(trial: methods.Trial) -> methods.TrialRow:
+    """Search, prune and fine-tune with one method and seed."""
+    name, seed, options = trial
     torch.set_num_threads(1)
-    train, val = loaders(options.data, options.validate, options.quick)
-    dense = cifar_resnet("resnet20", options.data).to(memory_format=torch.channels_last)
+    train, val = make_loaders(options.data, options.validate, options.quick)
+    dense = load_cifar_resnet("resnet20", options.data).to(memory_format=torch.channels_last)
     report = compress.prune(
         dense, recipe(name, seed, options.quick), train=train, val=val, device="cpu", quiet=True
     ).report
@@ -98,29 +107,36 @@ def one(job: methods.Job) -> methods.Row:
 
 
 def main() -> None:
-    parser = methods.options_of(__doc__, workers=2)
+    parser = methods.make_parser(__doc__, workers=2)
     parser.add_argument("--quick", action="store_true", help="three methods, one seed, few steps")
     options = parser.parse_args()
     options.seeds = 1 if options.quick else options.seeds
-    file = results.named("cifar_validation" if options.validate else "cifar", options.quick)
+    file = results.result_name("cifar_validation" if options.validate else "cifar", options.quick)
     rows: list[dict[str, Any]] = [] if options.quick else results.load(file).get("rows", [])
-    settings = {"batch": BATCH, "search_batches": SEARCH, "finetune_batches": TUNE, "methods": METHODS, "more": MORE}
-    for row in methods.rows_of(one, QUICK if options.quick else METHODS, options, list(rows)):
+    settings = {
+        "batch": BATCH,
+        "search_batches": SEARCH_BATCHES,
+        "finetune_batches": FINETUNE_BATCHES,
+        "methods": METHODS,
+        "more": EXTRA_FINETUNE_STEPS,
+    }
+    for row in methods.run_missing_trials(run_trial, QUICK_METHODS if options.quick else METHODS, options, list(rows)):
         rows.append(row)
         print(row, flush=True)
         results.save(file, settings | {"rows": rows})
-    results.show(file, sheets({"rows": rows}))
+    results.publish(file, tables({"rows": rows}))
 
 
-def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+def tables(content: dict[str, Any]) -> list[results.ResultTable]:
+    """Return the table of all methods."""
     lines = []
     for name in METHODS:
-        if mine := [row for row in content["rows"] if row["method"] == name]:
-            measured = [methods.percents([row[key] for row in mine]) for key in ("sliced", "tuned")]
-            lines.append([name, *measured, str(len(mine)), methods.spent(mine)])
+        if rows := [row for row in content["rows"] if row["method"] == name]:
+            accuracies = [methods.format_percent([row[key] for row in rows]) for key in ("sliced", "tuned")]
+            lines.append([name, *accuracies, str(len(rows)), methods.mean_seconds(rows)])
     dense = f"dense {100 * content['rows'][0]['dense']:.1f} %"
-    head = ("method", "right after the cut, %", "fine-tuned, %", "seeds", "seconds of search and fine-tuning")
-    return [results.Sheet(head, lines, f"ResNet-20, 50 % of the MACs left; {dense}")]
+    head = ("method", "right after the cut, %", "fine-tuned, %", "seeds", "search and fine-tuning, s")
+    return [results.ResultTable(head, lines, f"ResNet-20, 50 % of the MACs left; {dense}")]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Which families of networks can be cut to half of their multiply-adds, and is the cut exact?
+"""Coverage of network families: can a network be cut to half of its MACs, and is the cut exact?
 
     python -m benchmarks.coverage [--quick] [--only resnet18 densenet121] [--skip-peer]
 
-Each network and tool runs in a process of its own with one thread, since a tool may crash or never return.
-Ours: budget macs 50 %. Torch-Pruning: half of all channels by global magnitude; it has no budget in multiply-adds.
+Each network and tool runs in its own process with one thread, because a tool may crash or hang. Ours: a budget of
+50 % of the MACs. Torch-Pruning: half of all channels by global magnitude, because it has no MACs budget.
 """
 
 from __future__ import annotations
@@ -22,138 +22,140 @@ import torch
 from rich.progress import track
 from torch import nn
 
-from compress import search
-from compress.budget import Bounds, BudgetError, choose, smallest
-from compress.discover import find_groups
-from compress.groups import Groups
-from compress.plan import Plan
+from compress.budget import WidthBounds, choose_widths, smallest_fraction
+from compress.errors import BudgetError
+from compress.graph import Groups
 from compress.recipe import Recipe
-from compress.slicing import slice_
+from compress.search import base as search
+from compress.surgery import Plan, find_groups, slice_
 
 from . import results, zoo
 
 RECIPE = Recipe.load({"target": {"channels": True, "residual": True}, "budget": {"macs": "50%"}, "search": {}})
-EXACT = 1e-9
-QUICK = ("resnet18", "mobilenet_v2", "densenet121")
-PLACE = r" \(in [^)]*\)$"  # reasons are counted over all places
-SECONDS = {"ours": 300, "peer": 120}
+TOLERANCE = 1e-9
+QUICK_NETWORKS = ("resnet18", "mobilenet_v2", "densenet121")
+LOCATION_SUFFIX = r" \(in [^)]*\)$"  # removed from reasons before counting them
+TIMEOUTS = {"ours": 300, "peer": 120}  # seconds by tool; "peer" is Torch-Pruning
 
 
-def run(name: str, recipe: Recipe = RECIPE) -> dict[str, Any]:
-    """Cut once and compare: multiply-adds with torch's counter, the function with the zeroed network."""
-    model, inputs = zoo.build(name), zoo.example(name)
+def prune_and_verify(name: str, recipe: Recipe = RECIPE) -> dict[str, Any]:
+    """Prune once; compare the MACs with torch's counter and the outputs with the zeroed network."""
+    model, inputs = zoo.build_network(name), zoo.example_inputs(name)
     target, budget = recipe.target, recipe.budget
     start, cpu = time.perf_counter(), time.process_time()
     groups = find_groups(model, inputs, target)
-    found = time.perf_counter()
-    row: dict[str, Any] = {"seconds_find": found - start, "smallest": smallest(groups, budget, target)}
-    importance = search.importance(recipe.search, model, groups, recipe.seed)
+    groups_found = time.perf_counter()
+    row: dict[str, Any] = {"seconds_find": groups_found - start, "smallest": smallest_fraction(groups, budget, target)}
+    importance = search.data_free_importance(recipe.search, model, groups, recipe.seed)
     try:
-        keep = choose(groups, importance, budget, target, ranking=recipe.search.ranks_by(groups, budget.unit))
-    except BudgetError:  # as far as it goes, so that the cut is checked all the same
-        least = dict(zip(groups.cost.names, Bounds.of(groups, target).least, strict=True))
-        keep = {n: importance[n].argsort(descending=True)[: int(k)].sort().values.numpy() for n, k in least.items()}
-    chosen = time.perf_counter()
+        keep = choose_widths(groups, importance, budget, target, ranking=recipe.search.ranking_for(groups, budget.unit))
+    except BudgetError:  # out of reach: cut to the minimum widths, so that a cut is still verified
+        min_widths = dict(zip(groups.cost.names, WidthBounds.of(groups, target).least, strict=True))
+        keep = {
+            n: importance[n].argsort(descending=True)[: int(k)].sort().values.numpy() for n, k in min_widths.items()
+        }
+    widths_chosen = time.perf_counter()
     plan = Plan.build(model, groups, keep)
     compact = copy.deepcopy(model)
-    ready = time.perf_counter()
+    slice_start = time.perf_counter()
     slice_(compact, plan)
-    sliced, cpu = time.perf_counter(), time.process_time() - cpu
-    kept = [len(keep[n]) for n in groups.cost.names]
+    slice_end, cpu = time.perf_counter(), time.process_time() - cpu
+    widths = [len(keep[n]) for n in groups.cost.names]
     row |= {
-        "seconds_choose": chosen - found,
-        "seconds_slice": sliced - ready,
+        "seconds_choose": widths_chosen - groups_found,
+        "seconds_slice": slice_end - slice_start,
         "cpu_seconds": cpu,
         "offered": len(groups),
-        "refused": dict(Counter(f"{r.kind}: {re.sub(PLACE, '', r.reason)}" for r in groups.refused)),
+        "refused": dict(Counter(f"{r.kind}: {re.sub(LOCATION_SUFFIX, '', r.reason)}" for r in groups.refused)),
         "notes": groups.notes,
         "dense_macs": int(groups.cost.macs(groups.cost.widths)),
-        "macs": int(groups.cost.macs(kept)),
+        "macs": int(groups.cost.macs(widths)),
         "dense_params": int(groups.cost.params(groups.cost.widths)),
-        "params": int(groups.cost.params(kept)),
+        "params": int(groups.cost.params(widths)),
         "counted_dense_macs": zoo.count_macs(model, inputs),
         "counted_params": sum(p.numel() for p in compact.parameters()),
     }
     row["macs_left"] = row["macs"] / max(row["dense_macs"], 1)
-    untraced = row["counted_dense_macs"] - _counted(model, groups)  # what no part holds depends on the proposals
+    untraced = row["counted_dense_macs"] - _count_traced_macs(model, groups)  # outside of all parts
     try:
         with torch.no_grad():
             compact.eval()(inputs)
-        row["counted_macs"] = _counted(compact, groups) + untraced
-        dense = zoo.outputs(name, copy.deepcopy(model))
-        got = zoo.outputs(name, plan.apply_(copy.deepcopy(model).double()))  # factors of the plan in double, too
-        expected = zoo.outputs(name, plan.zero_(model))
-    except Exception as error:  # a network that was cut wrongly can stop anywhere
+        row["counted_macs"] = _count_traced_macs(compact, groups) + untraced
+        dense_outputs = zoo.compute_outputs(name, copy.deepcopy(model))
+        sliced_outputs = zoo.compute_outputs(
+            name, plan.apply_(copy.deepcopy(model).double())
+        )  # the plan's factors are computed in double too
+        zeroed_outputs = zoo.compute_outputs(name, plan.zero_(model))
+    except Exception as error:  # a wrong cut can raise any exception
         return row | {
             "status": "does not run",
             "error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
         }
     return row | {
         "status": "ok",
-        "difference": zoo.difference(expected, got),
-        "effect": zoo.difference(dense, expected),  # what zeroing does to the outputs: the cut is not of dead weights
+        "difference": zoo.relative_difference(zeroed_outputs, sliced_outputs),
+        "effect": zoo.relative_difference(dense_outputs, zeroed_outputs),  # shows that the cut changes outputs
     }
 
 
-def _counted(model: nn.Module, groups: Groups) -> int:
-    """Multiply-adds of what was traced: the network as it is used, or those parts of it that can be traced."""
+def _count_traced_macs(model: nn.Module, groups: Groups) -> int:
+    """Count the MACs of the traced parts (the whole network, or the submodules that can be traced)."""
     parts = [part for part in groups.parts if not part.training]
     return sum(zoo.count_macs(model.get_submodule(part.name), *part.args, **part.kwargs) for part in parts)
 
 
-def apart(name: str, tool: str) -> dict[str, Any]:
-    """Run one network in a process of its own."""
+def run_in_subprocess(name: str, tool: str) -> dict[str, Any]:
+    """Run one network and tool in a subprocess; return its row."""
     command = [sys.executable, "-m", "benchmarks.coverage", "--one", name, "--tool", tool]
     start, one_thread = time.perf_counter(), os.environ | {"OMP_NUM_THREADS": "1"}
     try:
-        done = subprocess.run(
-            command, cwd=results.ROOT, env=one_thread, capture_output=True, text=True, timeout=SECONDS[tool]
+        completed = subprocess.run(
+            command, cwd=results.ROOT, env=one_thread, capture_output=True, text=True, timeout=TIMEOUTS[tool]
         )
     except subprocess.TimeoutExpired:
-        return {"status": "hang", "error": f"not done after {SECONDS[tool]} s"}
+        return {"status": "hang", "error": f"not finished after {TIMEOUTS[tool]} s"}
     seconds = {"seconds_process": time.perf_counter() - start}
     try:
-        return json.loads(done.stdout.splitlines()[-1]) | seconds
+        return json.loads(completed.stdout.splitlines()[-1]) | seconds
     except (IndexError, json.JSONDecodeError):
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return {"status": "crash", "error": last[:240]} | seconds
+        last_line = (completed.stderr.strip().splitlines() or [f"exit code {completed.returncode}"])[-1]
+        return {"status": "crash", "error": last_line[:240]} | seconds
 
 
-def one(name: str, tool: str) -> None:
-    """Worker: one network, one tool, the result as JSON on the last line."""
+def run_worker(name: str, tool: str) -> None:
+    """Run one network with one tool in this process; print the row as JSON on the last line."""
     try:
         if tool == "peer":
-            from . import peer
+            from . import torch_pruning_zoo
 
-            row = peer.run(name)
+            row = torch_pruning_zoo.prune_and_verify(name)
         else:
-            row = run(name)
-    except Exception as error:  # this is what the benchmark is about
+            row = prune_and_verify(name)
+    except Exception as error:  # failures are results of this benchmark
         row = {"status": "crash", "error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
     print(json.dumps(row))
 
 
-def verdict(row: dict[str, Any]) -> dict[str, bool]:
-    """What is true of a cut; where nothing was cut, nothing was shown to be exact."""
-    ran = row["status"] == "ok"
+def check_row(row: dict[str, Any]) -> dict[str, bool]:
+    """Return which criteria a row meets; a network of which nothing was cut does not count as exact."""
+    ok = row["status"] == "ok"
     return {
-        "ok": ran,
-        "exact": ran and row["macs_left"] < 1 and row["difference"] <= EXACT,
-        "half": ran and row["macs_left"] <= 0.5,
-        "counted": ran
-        and row.get("macs") == row.get("counted_macs")
-        and row.get("params") == row.get("counted_params"),
+        "ok": ok,
+        "exact": ok and row["macs_left"] < 1 and row["difference"] <= TOLERANCE,
+        "half": ok and row["macs_left"] <= 0.5,
+        "counted": ok and row.get("macs") == row.get("counted_macs") and row.get("params") == row.get("counted_params"),
     }
 
 
 def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    verdicts = [verdict(row) for row in rows.values()]
+    """Count how many networks meet each criterion, and list those that fail."""
+    verdicts = [check_row(row) for row in rows.values()]
     return {
         "models": len(rows),
         "crash": [n for n, r in rows.items() if r["status"] == "crash"],
         "hang": [n for n, r in rows.items() if r["status"] == "hang"],
         "nothing_cut": [n for n, r in rows.items() if r["status"] == "ok" and r["macs_left"] == 1],
-        "not_exact": [n for n, r in rows.items() if r["status"] == "ok" and r["difference"] > EXACT],
+        "not_exact": [n for n, r in rows.items() if r["status"] == "ok" and r["difference"] > TOLERANCE],
         "does_not_run": [n for n, r in rows.items() if r["status"] == "does not run"],
         "exact": sum(v["exact"] for v in verdicts),
         "half_reached": sum(v["half"] for v in verdicts),
@@ -161,72 +163,75 @@ def summary(rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+def tables(content: dict[str, Any]) -> list[results.ResultTable]:
+    """Return the table of all networks, ours beside Torch-Pruning."""
     lines = []
     for name, row in content["ours"].items():
-        other = content["torch-pruning"].get(name, {"status": ""})
-        cells = [name, *_cells(row), other["status"]]
-        cells += [_number(other, "macs_left", ".1%"), _number(other, "difference", ".0e")]
-        lines.append([*cells, _number(other, "cpu_seconds", ".1f")])
+        rival = content["torch-pruning"].get(name, {"status": ""})
+        cells = [name, *_our_cells(row), rival["status"]]
+        cells += [_format_number(rival, "macs_left", ".1%"), _format_number(rival, "difference", ".0e")]
+        lines.append([*cells, _format_number(rival, "cpu_seconds", ".1f")])
     head = ["model", "groups", "refused", "MACs left", "counted", "difference", "CPU s", "Torch-Pruning"]
-    found = "; ".join(line(tool, part) for tool, part in content["summary"].items())
-    return [results.Sheet([*head, "MACs left", "difference", "CPU s"], lines, found)]
+    title = "; ".join(summary_line(tool, tool_summary) for tool, tool_summary in content["summary"].items())
+    return [results.ResultTable([*head, "MACs left", "difference", "CPU s"], lines, title)]
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
+def _our_cells(row: dict[str, Any]) -> list[str]:
     if "offered" not in row:
         return [f"{row['status']}: {row['error'][:60]}", "", "", "", "", ""]
-    good = verdict(row)
-    equal = ("equal" if good["counted"] else "differs") if good["ok"] else row["status"]
+    checks = check_row(row)
+    macs_check = ("equal" if checks["counted"] else "differs") if checks["ok"] else row["status"]
     return [
         str(row["offered"]),
         str(sum(row["refused"].values())),
         f"{row['macs_left']:.1%}",
-        equal,
-        _number(row, "difference", ".0e"),
-        _number(row, "cpu_seconds", ".1f"),
+        macs_check,
+        _format_number(row, "difference", ".0e"),
+        _format_number(row, "cpu_seconds", ".1f"),
     ]
 
 
-def _number(row: dict[str, Any], key: str, form: str) -> str:
+def _format_number(row: dict[str, Any], key: str, form: str) -> str:
     return format(row[key], form) if key in row else ""
 
 
-def line(tool: str, found: dict[str, Any]) -> str:
-    count, broken = found["models"], [len(found[k]) for k in ("crash", "hang", "does_not_run")]
+def summary_line(tool: str, counts: dict[str, Any]) -> str:
+    """Describe the summary of one tool in one line."""
+    total, failures = counts["models"], [len(counts[k]) for k in ("crash", "hang", "does_not_run")]
     return (
-        f"{tool}: {broken[0]} crash, {broken[1]} hang, {broken[2]} do not run afterwards; exact on {found['exact']} of "
-        f"{count}; 50 % of MACs reached on {found['half_reached']} of {count}; both on {found['exact_and_half']}"
+        f"{tool}: {failures[0]} crash, {failures[1]} hang, {failures[2]} do not run afterwards; "
+        f"exact on {counts['exact']} of {total}; 50 % of MACs reached on {counts['half_reached']} of {total}; "
+        f"both on {counts['exact_and_half']}"
     )
 
 
 def main() -> None:
-    parser = results.options_of(__doc__)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="only these networks; the result is not stored")
-    parser.add_argument("--skip-peer", action="store_true", help="keep the stored rows of Torch-Pruning")
-    parser.add_argument("--one", metavar="NAME", choices=zoo.NAMES, help="worker: one network, JSON on the last line")
-    parser.add_argument("--tool", choices=tuple(SECONDS), default="ours")
+    parser = results.make_parser(__doc__)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="run only these networks; results are not saved")
+    parser.add_argument("--skip-peer", action="store_true", help="reuse the saved rows of Torch-Pruning")
+    parser.add_argument("--one", metavar="NAME", choices=zoo.NAMES, help="run as worker on one network; print JSON")
+    parser.add_argument("--tool", choices=tuple(TIMEOUTS), default="ours", help="tool of the worker")
     options = parser.parse_args()
     if options.one:
-        return one(options.one, options.tool)
-    console, ours, peer = results.console(), {}, {}
-    names = options.only or (QUICK if options.quick else zoo.NAMES)
+        return run_worker(options.one, options.tool)
+    console, ours, torch_pruning = results.console(), {}, {}
+    names = options.only or (QUICK_NETWORKS if options.quick else zoo.NAMES)
     if options.skip_peer:
         stored = results.load("coverage").get("torch-pruning", {})
-        peer = {name: stored[name] for name in names if name in stored}
+        torch_pruning = {name: stored[name] for name in names if name in stored}
     for name in track(names, "networks", console=console):
-        ours[name] = apart(name, "ours")
+        ours[name] = run_in_subprocess(name, "ours")
         if not options.skip_peer:
-            peer[name] = apart(name, "peer")
-        console.print(name, ours[name]["status"], peer.get(name, {}).get("status", ""))
-    found = {"ours": summary(ours)} | ({"torch-pruning": summary(peer)} if peer else {})
-    kept = {"torch-pruning_from_an_earlier_run": options.skip_peer}
-    content = kept | {"summary": found, "ours": ours, "torch-pruning": peer}
+            torch_pruning[name] = run_in_subprocess(name, "peer")
+        console.print(name, ours[name]["status"], torch_pruning.get(name, {}).get("status", ""))
+    summaries = {"ours": summary(ours)} | ({"torch-pruning": summary(torch_pruning)} if torch_pruning else {})
+    provenance = {"torch-pruning_from_an_earlier_run": options.skip_peer}
+    content = provenance | {"summary": summaries, "ours": ours, "torch-pruning": torch_pruning}
     if options.only:
-        return console.print(*sheets(content))
-    file = results.named("coverage", options.quick)
+        return console.print(*tables(content))
+    file = results.result_name("coverage", options.quick)
     results.save(file, content)
-    return results.show(file, sheets(content))
+    return results.publish(file, tables(content))
 
 
 if __name__ == "__main__":

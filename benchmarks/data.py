@@ -1,4 +1,4 @@
-"""CIFAR-10 from its JPEG archive, normalised as the trained networks expect it."""
+"""CIFAR-10 as normalized tensors, from an archive of JPEG files or from torchvision's folder."""
 
 from __future__ import annotations
 
@@ -19,37 +19,43 @@ from .results import ROOT
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def add_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder of data and models")
+def add_data_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--data` to a parser."""
+    parser.add_argument(
+        "--data", type=Path, default=ROOT.parent / "shared" / "data", help="folder with data sets and models"
+    )
 
 
 @cache
-def cifar10(data: Path, split: str, count: int, start: int = 0) -> tuple[Tensor, Tensor]:
-    """Images `start` to `start + count` of the `train` or `test` split, and their labels.
+def load_cifar10(data: Path, split: str, count: int, start: int = 0) -> tuple[Tensor, Tensor]:
+    """Return images `start` to `start + count` of the `train` or `test` split, and their labels.
 
-    From cifar10/{train,test}.npz of JPEG files, or as torchvision keeps them.
+    Reads cifar10/{train,test}.npz, which contain JPEG files, or torchvision's CIFAR10 folder.
+
+    Raises:
+        FileNotFoundError: `data` contains neither.
     """
     if (archived := data / "cifar10" / f"{split}.npz").exists():
         with np.load(archived) as archive:
             jpeg, offset, label = (archive[key] for key in ("jpeg", "offset", "label"))
-        which = range(start, start + count)
-        files = (io.BytesIO(jpeg[offset[i] : offset[i + 1]].tobytes()) for i in which)
+        indices = range(start, start + count)
+        files = (io.BytesIO(jpeg[offset[i] : offset[i + 1]].tobytes()) for i in indices)
         pixels = np.stack([np.asarray(Image.open(file)) for file in files])
     else:
         try:
-            kept = CIFAR10(str(data), split == "train")
+            dataset = CIFAR10(str(data), split == "train")
         except RuntimeError as error:
             raise FileNotFoundError(
-                f"--data {data}: expected cifar10/train.npz there, or torchvision's CIFAR10; got neither"
+                f"--data {data}: expected cifar10/train.npz or torchvision's CIFAR10 in this folder; found neither"
             ) from error
-        pixels, label = kept.data[start : start + count], np.array(kept.targets)
+        pixels, label = dataset.data[start : start + count], np.array(dataset.targets)
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255
     images = (images - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
     return images, torch.from_numpy(label[start : start + count].astype(np.int64))
 
 
-class Flipped(TensorDataset):
-    """Padded crops and flips, drawn as each image is read."""
+class CropFlipDataset(TensorDataset):
+    """Images and labels with random padded crops and horizontal flips."""
 
     def __getitem__(self, i: int) -> tuple[Tensor, ...]:
         x, y = super().__getitem__(i)

@@ -1,12 +1,12 @@
-"""LeNet-300-100 and LeNet-5 compressed as in tables S4 and S5 of BayesNAS: architecture, error, multiply-adds.
+"""LeNet-300-100 and LeNet-5 compressed as in tables S4 and S5 of BayesNAS: architecture, error, FLOPs.
 
     python -m benchmarks.lenet [--quick] [--data MNIST_FOLDER] [--epochs 8] [--search 12] [--tune 6] [--seed 0]
 
-`--data` is a folder with MNIST's four files (train-images-idx3-ubyte and so on, packed or not). By default it is
-Fashion-MNIST from Debian's package dataset-fashion-mnist, or else scikit-learn's digits, enlarged; neither is MNIST, so
-errors are not those of the tables. As in the paper there are groups for filters and shapes of convolutions and for
-filters and columns of linear layers. The architecture counts inputs that are read, filters, and what linear layers
-read. FLOPs are two for each multiply-add, zeros inside kernels included.
+`--data` is a folder with the four files of MNIST (train-images-idx3-ubyte etc., compressed or not). The default is
+Fashion-MNIST from Debian's package dataset-fashion-mnist, or else scikit-learn's digits, enlarged. Neither is MNIST, so
+the errors cannot be compared with the tables. As in the paper, there are groups for the filters and shapes of
+convolutions and for the filters and columns of linear layers. The architecture counts the used inputs, the filters and
+the used inputs of linear layers. FLOPs are two per MAC and include zeros inside kernels.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ INTENSITIES = {
 
 
 class LeNet300(nn.Module):
+    """LeNet-300-100: two hidden layers with 300 and 100 units."""
+
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.head = nn.Linear(784, 300), nn.Linear(300, 100), nn.Linear(100, 10)
@@ -50,7 +52,7 @@ class LeNet300(nn.Module):
 
 
 class LeNet5(nn.Module):
-    """Caffe's: 20 and 50 filters of 5 x 5, 800 features, 500 units."""
+    """LeNet-5 as in Caffe: 20 and 50 filters of 5 x 5, 800 features, 500 units."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,18 +68,22 @@ class LeNet5(nn.Module):
 NETWORKS: dict[str, Callable[[], nn.Module]] = {"LeNet-300-100": LeNet300, "LeNet-5": LeNet5}
 
 
-def load(folder: Path | None) -> tuple[str, list[Tensor]]:
-    """The name of the data set, and images and labels for training and testing."""
-    found = {"--data": folder, "Fashion-MNIST": DEBIAN}
-    for name, place in found.items():
-        if place is not None and any(place.glob(f"{FILES[0]}*")):
-            arrays = [read(next(place.glob(f"{file}*"))) for file in FILES]
+def load_data(folder: Path | None) -> tuple[str, list[Tensor]]:
+    """Return the name of the data set, and the images and labels for training and testing.
+
+    Raises:
+        SystemExit: `folder` does not contain the files of MNIST.
+    """
+    candidates = {"--data": folder, "Fashion-MNIST": DEBIAN}
+    for name, candidate in candidates.items():
+        if candidate is not None and any(candidate.glob(f"{FILES[0]}*")):
+            arrays = [read_idx(next(candidate.glob(f"{file}*"))) for file in FILES]
             images = [torch.from_numpy(a).float()[:, None] / 255 for a in arrays[::2]]
             labels = [torch.from_numpy(a).long() for a in arrays[1::2]]
-            title = f"{place} (by --data)" if name == "--data" else name
-            return title, [(images[0] - 0.2) / 0.35, labels[0], (images[1] - 0.2) / 0.35, labels[1]]
+            source = f"{candidate} (by --data)" if name == "--data" else name
+            return source, [(images[0] - 0.2) / 0.35, labels[0], (images[1] - 0.2) / 0.35, labels[1]]
     if folder is not None:
-        raise SystemExit(f"{folder}: expected {FILES[0]} and its companions, packed (.gz) or not")
+        raise SystemExit(f"{folder}: expected {FILES[0]} and the other three files of MNIST, compressed (.gz) or not")
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -86,8 +92,8 @@ def load(folder: Path | None) -> tuple[str, list[Tensor]]:
     return "scikit-learn's digits, enlarged", [x[:1437], y[:1437], x[1437:], y[1437:]]
 
 
-def read(path: Path) -> np.ndarray:
-    """An IDX file of bytes."""
+def read_idx(path: Path) -> np.ndarray:
+    """Read an IDX file of unsigned bytes, compressed or not."""
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     rank = raw[3]
     shape = np.frombuffer(raw, ">i4", rank, 4)
@@ -95,6 +101,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def train(model: nn.Module, batches: DataLoader[Any], epochs: int) -> None:
+    """Train in place with SGD and cosine decay."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, nesterov=True, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(batches))
     for _ in range(epochs):
@@ -105,8 +112,8 @@ def train(model: nn.Module, batches: DataLoader[Any], epochs: int) -> None:
             schedule.step()
 
 
-def architecture(model: Any, searched: Any) -> tuple[str, int]:
-    """As the tables write it, and the multiply-adds of inputs, filters and units that are used."""
+def describe_architecture(model: Any, searched: Any) -> tuple[str, int]:
+    """Return the widths in the notation of the tables, and the MACs of the used inputs, filters and units."""
     if isinstance(model, LeNet300):
         inputs = int((searched.a.weight.detach().abs().sum(0) > 0).sum())
         widths = [inputs, model.a.out_features, model.b.out_features]
@@ -120,39 +127,43 @@ def architecture(model: Any, searched: Any) -> tuple[str, int]:
     return f"{f1}-{f2}-{used}-{units}", macs
 
 
-def error(model: nn.Module, x: Tensor, y: Tensor) -> float:
+def error_percent(model: nn.Module, x: Tensor, y: Tensor) -> float:
+    """Return the classification error in percent."""
     with torch.no_grad():
         return 100 * float((torch.cat([model.eval()(part) for part in x.split(1000)]).argmax(-1) != y).float().mean())
 
 
 def measure(name: str, data: list[Tensor], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train, compress and fine-tune one network for every gamma."""
     torch.manual_seed(options.seed)
     x, y, test_x, test_y = data
     batches = DataLoader(TensorDataset(x, y), 100, shuffle=True, drop_last=True)
     val = DataLoader(TensorDataset(test_x, test_y), 1000)
     dense = NETWORKS[name]()
     train(dense, batches, options.epochs)
-    shown, macs = architecture(dense, dense)
-    rows = [{"gamma": None, "architecture": shown, "error": error(dense, test_x, test_y), "mflops": 2 * macs / 1e6}]
+    widths, macs = describe_architecture(dense, dense)
+    rows = [
+        {"gamma": None, "architecture": widths, "error": error_percent(dense, test_x, test_y), "mflops": 2 * macs / 1e6}
+    ]
     method, structure, intensities = INTENSITIES[name]
     for gamma in intensities[2:3] if options.quick else intensities:
         search = {"method": method, "structure": structure, "gamma": gamma, "epochs": options.search, "lr": 0.02}
         recipe = {"budget": "auto", "search": search, "target": {"min_keep": 1}, "timing": {"repeats": 3}}
         try:
             searched = compress.prune(dense, recipe, train=batches, val=val, device="cpu", quiet=True)
-        except ValueError as refused:
-            rows.append({"gamma": gamma, "refused": str(refused)})
+        except ValueError as refusal:
+            rows.append({"gamma": gamma, "refused": str(refusal)})
             continue
-        shown, macs = architecture(searched.model, searched.model)
+        widths, macs = describe_architecture(searched.model, searched.model)
         zeros = {n: p.detach() == 0 for n, p in searched.model.named_parameters() if p.ndim > 1}
-        before = error(searched.model, test_x, test_y)
-        weights = [p for n, p in searched.model.named_parameters() if n in zeros]
-        for p, gone in zip(weights, zeros.values(), strict=True):  # what is zero stays so while the rest is tuned
-            p.register_hook(lambda g, gone=gone: g.masked_fill(gone, 0))
+        error_after_search = error_percent(searched.model, test_x, test_y)
+        pruned_weights = [p for n, p in searched.model.named_parameters() if n in zeros]
+        for p, zero in zip(pruned_weights, zeros.values(), strict=True):  # zeros stay zero during fine-tuning
+            p.register_hook(lambda g, zero=zero: g.masked_fill(zero, 0))
         train(searched.model.train(), batches, options.tune)
-        row = {"gamma": gamma, "architecture": shown, "after_search": before, "mflops": 2 * macs / 1e6}
-        row["error"] = error(searched.model, test_x, test_y)
-        row["nonzero"] = sum(int((~gone).sum()) for gone in zeros.values())
+        row = {"gamma": gamma, "architecture": widths, "after_search": error_after_search, "mflops": 2 * macs / 1e6}
+        row["error"] = error_percent(searched.model, test_x, test_y)
+        row["nonzero"] = sum(int((~zero).sum()) for zero in zeros.values())
         row["dense_weights"] = sum(p.numel() for p in dense.parameters() if p.ndim > 1)
         row["notes"] = searched.report.notes
         rows.append(row)
@@ -161,46 +172,47 @@ def measure(name: str, data: list[Tensor], options: argparse.Namespace) -> list[
 
 
 def main() -> None:
-    parser = results.options_of(__doc__)
-    parser.add_argument("--data", type=Path, default=None, help="folder of MNIST's files")
-    parser.add_argument("--epochs", type=int, default=8, help="of training the dense network")
-    parser.add_argument("--search", type=int, default=12)
-    parser.add_argument("--tune", type=int, default=6)
-    parser.add_argument("--images", type=int, default=None, help="of the training split, if not all")
+    parser = results.make_parser(__doc__)
+    parser.add_argument("--data", type=Path, default=None, help="folder with the files of MNIST")
+    parser.add_argument("--epochs", type=int, default=8, help="epochs of training the dense network")
+    parser.add_argument("--search", type=int, default=12, help="epochs of the search")
+    parser.add_argument("--tune", type=int, default=6, help="epochs of fine-tuning")
+    parser.add_argument("--images", type=int, default=None, help="number of training images; default: all")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    file = results.named("lenet", options.quick)
+    file = results.result_name("lenet", options.quick)
     if options.quick:
         options.epochs, options.search, options.tune, options.images = 1, 2, 1, 2000
-    title, data = load(options.data)
+    source, data = load_data(options.data)
     data[:2] = [part[: options.images] for part in data[:2]]
-    found = {}
+    networks = {}
     for name in NETWORKS:
-        found[name] = measure(name, data, options)
+        networks[name] = measure(name, data, options)
         settings = {k: v for k, v in vars(options).items() if k != "data"}
-        content = {"data": title, "settings": settings, "paper": PAPER, "networks": found}
+        content = {"data": source, "settings": settings, "paper": PAPER, "networks": networks}
         results.save(file, content)
-    results.show(file, sheets(content))
+    results.publish(file, tables(content))
 
 
-def sheets(content: dict[str, Any]) -> list[results.Sheet]:
-    found = []
+def tables(content: dict[str, Any]) -> list[results.ResultTable]:
+    """Return one table per network, with the rows of the paper first."""
+    all_tables = []
     for name, rows in content["networks"].items():
         lines = [
-            [f"paper, {row}", "MNIST", shown, f"{wrong:.2f}", f"{flops:.2f}"]
-            for row, shown, wrong, flops in content["paper"][name]
+            [f"paper, {row}", "MNIST", cells, f"{error:.2f}", f"{flops:.2f}"]
+            for row, cells, error, flops in content["paper"][name]
         ]
         for row in rows:
             label = "dense" if row["gamma"] is None else f"gamma {row['gamma']:g}"
-            shown = ["refused", "-", "-"]
+            cells = ["refused", "-", "-"]
             if "refused" not in row:
-                shown = [row["architecture"], f"{row['error']:.2f}", f"{row['mflops']:.3f}"]
-            lines.append([label, content["data"], *shown])
+                cells = [row["architecture"], f"{row['error']:.2f}", f"{row['mflops']:.3f}"]
+            lines.append([label, content["data"], *cells])
         head = ("row", "data", "architecture", "error after fine-tuning, %", "FLOPs (M)")
-        found.append(results.Sheet(head, lines, name))
-    return found
+        all_tables.append(results.ResultTable(head, lines, name))
+    return all_tables
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Networks for CIFAR: those of two papers by He et al., and a small ViT.
+"""Networks for CIFAR: the ResNets of two papers by He et al., and a small ViT.
 
 `CifarResNet`: Deep residual learning for image recognition, 2015, section 4.2.
 `PreResNet`: Identity mappings in deep residual networks, 2016, with bottlenecks, as network slimming prunes it.
@@ -16,16 +16,16 @@ from timm.models import VisionTransformer
 from torch import Tensor, nn
 
 
-class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut without parameters (option A): every second pixel, zeros as new channels."""
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut without parameters (option A): subsampling and zero padding of channels."""
 
-    def __init__(self, inside: int, planes: int, stride: int) -> None:
+    def __init__(self, in_channels: int, planes: int, stride: int) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(inside, planes, 3, stride, 1, bias=False)
+        self.conv1 = nn.Conv2d(in_channels, planes, 3, stride, 1, bias=False)
         self.bn1 = nn.BatchNorm2d(planes)
         self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(planes)
-        self.pad = planes // 4 if stride != 1 or inside != planes else 0
+        self.pad = planes // 4 if stride != 1 or in_channels != planes else 0
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)))
@@ -49,9 +49,9 @@ class CifarResNet(nn.Module):
         self.linear = nn.Linear(64, classes)
 
     @staticmethod
-    def _stage(inside: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
-        rest = [Block(planes, planes, 1) for _ in range(blocks - 1)]
-        return nn.Sequential(Block(inside, planes, stride), *rest)
+    def _stage(in_channels: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
+        rest = [BasicBlock(planes, planes, 1) for _ in range(blocks - 1)]
+        return nn.Sequential(BasicBlock(in_channels, planes, stride), *rest)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)))
@@ -59,16 +59,16 @@ class CifarResNet(nn.Module):
         return self.linear(x.mean((2, 3)))
 
 
-def cifar_resnet(name: str, data: Path) -> CifarResNet:
-    """The trained network `resnet20` or `resnet56`, in eval mode.
+def load_cifar_resnet(name: str, data: Path) -> CifarResNet:
+    """Load the trained network `resnet20` or `resnet56`, in eval mode.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there are no trained weights in `data`.
     """
     model, path = CifarResNet(int(name.removeprefix("resnet"))), data / "models" / f"{name}.pt"
     if not path.exists():
         raise FileNotFoundError(
-            f"{path}: there is no trained {name}; make one: python -m benchmarks.dense --data {data}"
+            f"{path}: no trained weights of {name}; train them with: python -m benchmarks.dense --data {data}"
         )
     model.load_state_dict(torch.load(path, weights_only=True))
     return model.eval()
@@ -77,16 +77,16 @@ def cifar_resnet(name: str, data: Path) -> CifarResNet:
 class PreBottleneck(nn.Module):
     """1x1, 3x3 and 1x1 convolutions, batch norm and ReLU before each; the shortcut takes the block's raw input."""
 
-    def __init__(self, inside: int, planes: int, stride: int) -> None:
+    def __init__(self, in_channels: int, planes: int, stride: int) -> None:
         super().__init__()
-        self.bn1 = nn.BatchNorm2d(inside)
-        self.conv1 = nn.Conv2d(inside, planes, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = nn.Conv2d(in_channels, planes, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(planes)
         self.conv2 = nn.Conv2d(planes, planes, 3, stride, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(planes)
         self.conv3 = nn.Conv2d(planes, 4 * planes, 1, bias=False)
-        same = stride == 1 and inside == 4 * planes
-        self.shortcut = nn.Identity() if same else nn.Conv2d(inside, 4 * planes, 1, stride, bias=False)
+        same = stride == 1 and in_channels == 4 * planes
+        self.shortcut = nn.Identity() if same else nn.Conv2d(in_channels, 4 * planes, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.conv1(F.relu(self.bn1(x)))
@@ -96,10 +96,10 @@ class PreBottleneck(nn.Module):
 
 
 class PreResNet(nn.Module):
-    """Three stages of 16, 32 and 64 inner channels and four times as many outer ones, (depth - 2) / 9 blocks each.
+    """Three stages with 16, 32 and 64 inner and four times as many outer channels, (depth - 2) / 9 blocks each.
 
     Raises:
-        ValueError: no number of blocks has this depth.
+        ValueError: `depth` is not 9 n + 2.
     """
 
     def __init__(self, depth: int, classes: int = 10) -> None:
@@ -118,9 +118,9 @@ class PreResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     @staticmethod
-    def _stage(inside: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
+    def _stage(in_channels: int, planes: int, blocks: int, stride: int) -> nn.Sequential:
         rest = [PreBottleneck(4 * planes, planes, 1) for _ in range(blocks - 1)]
-        return nn.Sequential(PreBottleneck(inside, planes, stride), *rest)
+        return nn.Sequential(PreBottleneck(in_channels, planes, stride), *rest)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer3(self.layer2(self.layer1(self.conv1(x))))
@@ -128,23 +128,29 @@ class PreResNet(nn.Module):
 
 
 def preresnet164(classes: int = 10) -> PreResNet:
+    """Return PreResNet-164."""
     return PreResNet(164, classes)
 
 
 def preresnet164_cifar100() -> PreResNet:
+    """Return PreResNet-164 with 100 classes."""
     return PreResNet(164, 100)
 
 
-class Stem(nn.Module):
-    """Three convolutions of stride 2 in the place of the patches of a ViT: 16 tokens of an image of 32 x 32."""
+class ConvStem(nn.Module):
+    """Patch embedding of a ViT by three convolutions with stride 2: 16 tokens from a 32 x 32 image."""
 
     def __init__(self, img_size: int, patch_size: int, in_chans: int, embed_dim: int, **_: Any) -> None:
         super().__init__()
         self.num_patches = (img_size // patch_size) ** 2
         widths = [in_chans, 24, 48, 96]
         layers: list[nn.Module] = []
-        for inside, outside in pairwise(widths):
-            layers += [nn.Conv2d(inside, outside, 3, 2, 1, bias=False), nn.BatchNorm2d(outside), nn.ReLU()]
+        for in_channels, out_channels in pairwise(widths):
+            layers += [
+                nn.Conv2d(in_channels, out_channels, 3, 2, 1, bias=False),
+                nn.BatchNorm2d(out_channels),
+                nn.ReLU(),
+            ]
         self.layers = nn.Sequential(*layers, nn.Conv2d(widths[-1], embed_dim, 1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -152,6 +158,6 @@ class Stem(nn.Module):
 
 
 def cifar_vit() -> VisionTransformer:
-    """timm's ViT, 128 wide with 6 blocks of 4 heads, for images of 32 x 32."""
+    """Return timm's ViT with width 128 and 6 blocks of 4 heads, for 32 x 32 images."""
     shape = {"img_size": 32, "patch_size": 8, "embed_dim": 128, "depth": 6, "num_heads": 4, "num_classes": 10}
-    return VisionTransformer(**shape, class_token=False, global_pool="avg", embed_layer=Stem)
+    return VisionTransformer(**shape, class_token=False, global_pool="avg", embed_layer=ConvStem)

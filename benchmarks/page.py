@@ -1,10 +1,9 @@
-"""All results on one page: docs/results.md, from the JSON in results/ and the remarks in remarks/.
+"""Write docs/results.md from the JSON files in results/ and the remarks in remarks/.
 
     python -m benchmarks.page [--check]
 
-Figures are never typed: tables are made from the JSON of the run by the benchmark's own `sheets`, which are written to
-results/NAME.md as well; where a benchmark has none, results/NAME.md is taken as it is. `--check` only says whether the
-page is what this command would write.
+The `tables` function of each benchmark builds its tables from the JSON of its last full run; they are also written to
+results/NAME.md. `--check` only reports whether the page is up to date.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from typing import Any
+from typing import Any, Protocol, cast
 
 from . import results
 
@@ -21,74 +20,91 @@ NAMES = [
     *("search_cost", "engine", "deploy", "detectors", "lenet", "preresnet"),
 ]
 PAGE, REMARKS = results.ROOT / "docs" / "results.md", results.FOLDER.parent / "remarks"
-HEAD = """# Results
+INTRO = """# Results
 
-What was measured, by which command, on what. Each section is a script in `benchmarks/`, with its result as JSON and as
-a table in `benchmarks/results/`; this page is written by `python -m benchmarks.page`, and a test holds it to the JSON.
-`make bench` runs short versions of all of them, which show that they run and no more.
+Each section belongs to a script in `benchmarks/` and shows what it measures, the command, the environment and the
+tables. The results are in `benchmarks/results/`, as JSON and as Markdown tables. `python -m benchmarks.page` generates
+this page from the JSON files, and a test checks that it is up to date. `make bench` runs short versions of all
+benchmarks, which only show that they work.
 
 """
-LONG = 25  # rows of a table beyond which it is folded
+MAX_OPEN_ROWS = 25  # longer tables are collapsed
 
 
-def section(name: str, folder: Any = results.FOLDER) -> str:
-    """A benchmark's part of the page; nothing if it was never run."""
-    content, written = results.load(name), folder / f"{name}.md"
+class Benchmark(Protocol):
+    """Interface of the benchmark modules in `NAMES`."""
+
+    __doc__: str | None
+
+    def tables(self, content: dict[str, Any]) -> list[results.ResultTable]:
+        """Build the tables from the content of results/NAME.json."""
+
+
+def import_benchmark(name: str) -> Benchmark:
+    """Import the module of a benchmark."""
+    return cast(Benchmark, importlib.import_module(f"benchmarks.{name}"))
+
+
+def render_section(name: str) -> str:
+    """Return the section of a benchmark, or an empty string if it has no results."""
+    content = results.load(name)
     if not content:
         return ""
-    module = importlib.import_module(f"benchmarks.{name}")
-    question, _, rest = (module.__doc__ or "").strip().partition("\n")
+    benchmark = import_benchmark(name)
+    headline, _, rest = (benchmark.__doc__ or "").strip().partition("\n")
     command = next(line.strip() for line in rest.splitlines() if line.strip().startswith("python -m")).split(" [")[0]
-    parts = [f"## {name}", question, f"`{command}`", measured(content["environment"])]
+    parts = [f"## {name}", headline, f"`{command}`", describe_measurement(content["environment"])]
     remarks = REMARKS / f"{name}.md"
     parts += [remarks.read_text(encoding="utf-8").strip()] if remarks.exists() else []
-    if hasattr(module, "sheets"):
-        parts += [folded(sheet) for sheet in module.sheets(content)]
-    elif written.exists():
-        parts.append(written.read_text(encoding="utf-8").strip())
-    if (folder / f"{name}.png").exists():
-        parts.append(f"![{question}](../benchmarks/results/{name}.png)")
+    parts += [render_table(table) for table in benchmark.tables(content)]
+    if (results.FOLDER / f"{name}.png").exists():
+        parts.append(f"![{headline}](../benchmarks/results/{name}.png)")
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
-def folded(sheet: results.Sheet) -> str:
-    """The table; a long one opens on a click."""
-    if len(sheet.rows) <= LONG:
-        return sheet.markdown()
-    table = results.Sheet(sheet.columns, sheet.rows).markdown()
-    title = f"{sheet.title}\n\n" if sheet.title else ""
-    return f"{title}<details><summary>All {len(sheet.rows)} rows</summary>\n\n{table}\n</details>"
+def render_table(table: results.ResultTable) -> str:
+    """Return the table as Markdown; a long table is collapsed."""
+    if len(table.rows) <= MAX_OPEN_ROWS:
+        return table.markdown()
+    rows = results.ResultTable(table.columns, table.rows).markdown()
+    title = f"{table.title}\n\n" if table.title else ""
+    return f"{title}<details><summary>All {len(table.rows)} rows</summary>\n\n{rows}\n</details>"
 
 
-def measured(about: dict[str, Any]) -> str:
-    """When and on what, as far as it was written down."""
-    when = f"on {about['date']} at revision {about['revision']}" if "date" in about else "on a day not written down"
-    when = f"before it was committed on {about['committed']}" if "committed" in about else when
-    machine = f"{about['cores']} cores" + (f" ({about['processor']})" if "processor" in about else "")
-    machine += f", {about['memory_gb']} GB" if "memory_gb" in about else ""
-    seeds = f"; seeds {', '.join(map(str, about['seeds']))}" if "seeds" in about else ""
-    load = f"; load {about['load'][0]:g} at the end, of others, too" if "load" in about else ""
-    tools = ", ".join(f"{name} {about[name]}" for name in ("python", "torch", "torchvision", "timm", "torch-pruning"))
-    return f"*Measured {when}: {machine}; {tools}{seeds}{load}.*"
+def describe_measurement(environment: dict[str, Any]) -> str:
+    """Describe when and on which machine a benchmark was run; older results lack some of the fields."""
+    when = "on an unrecorded date"
+    if "committed" in environment:
+        when = f"on an unrecorded date, committed on {environment['committed']}"
+    elif "date" in environment:
+        when = f"on {environment['date']} at revision {environment['revision']}"
+    processor = f" ({environment['processor']})" if "processor" in environment else ""
+    memory = f", {environment['memory_gb']} GB" if "memory_gb" in environment else ""
+    seeds = f"; seeds {', '.join(map(str, environment['seeds']))}" if "seeds" in environment else ""
+    load = f"; load average {environment['load'][0]:g} at the end (all processes)" if "load" in environment else ""
+    packages = ("python", "torch", "torchvision", "timm", "torch-pruning")
+    versions = ", ".join(f"{package} {environment[package]}" for package in packages)
+    return f"*Measured {when}: {environment['cores']} cores{processor}{memory}; {versions}{seeds}{load}.*"
 
 
-def text() -> str:
-    return HEAD + "\n".join(filter(None, map(section, NAMES)))
+def render_page() -> str:
+    """Return the content of docs/results.md."""
+    return INTRO + "\n".join(filter(None, map(render_section, NAMES)))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--check", action="store_true", help="report whether the page is up to date; write nothing")
     options = parser.parse_args()
     if options.check:
-        stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text()
+        stale = not PAGE.exists() or PAGE.read_text(encoding="utf-8") != render_page()
         print(f"{PAGE.relative_to(results.ROOT)}: {'stale; run python -m benchmarks.page' if stale else 'up to date'}")
         return int(stale)
     for name in NAMES:
-        module = importlib.import_module(f"benchmarks.{name}")
-        if hasattr(module, "sheets") and (content := results.load(name)):
-            results.write(f"{name}.md", "\n".join(sheet.markdown() for sheet in module.sheets(content)))
-    PAGE.write_text(text(), encoding="utf-8")
+        if content := results.load(name):
+            tables = import_benchmark(name).tables(content)
+            results.write(f"{name}.md", "\n".join(table.markdown() for table in tables))
+    PAGE.write_text(render_page(), encoding="utf-8")
     print(f"wrote {PAGE.relative_to(results.ROOT)}")
     return 0
 

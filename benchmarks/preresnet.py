@@ -1,17 +1,17 @@
-"""PreResNet-164 with 40 % and 60 % of its channels pruned: multiply-adds, against table 4.1 of the thesis.
+"""PreResNet-164 with 40 % and 60 % of its channels pruned: MACs compared with table 4.1 of the thesis.
 
     python -m benchmarks.preresnet [--quick] [--data FOLDER] [--train 120] [--search 40]
 
 F. Xue, Relaxation and Optimization for Automated Learning of Neural Network Architectures, 2022, section 4.2.2.
-"40 % of the channels" are not the same ones there and here. Network slimming counts 12112: 4032 inner channels, two
-layers of them per bottleneck, and 8080 places where a block or the classifier reads a channel of the residual stream
-and may leave it out, whereas the stream itself stays. Here the 4032 inner channels are cut, so the split and the
-multiply-adds differ: `uniform` takes the same part of every layer, `cheapest` and `dearest` are the ends of what any
-split with that many inner channels gone can cost, `streams` cuts the residual streams along, and `rarts` is what the
-search finds.
+"40 % of the channels" means different channels there and here. Network slimming counts 12112: 4032 inner channels, two
+layers of them per bottleneck, and 8080 positions where a block or the classifier reads a channel of the residual stream
+and may skip it, while the stream itself stays. Here the 4032 inner channels are cut, so the split and the MACs differ:
+`uniform` cuts the same fraction of every layer, `cheapest` and `dearest` have the fewest and the most MACs of all
+splits that remove this number of inner channels, `streams` also cuts the residual streams, and `rarts` is the result of
+the search.
 
-There are no trained weights of this network here. The one that is searched has seen a few thousand images, so its split
-says what the mechanism does with nearly equal channels, not where a trained network has its spare ones.
+There are no trained weights of this network here. The searched network was trained on a few thousand images, so its
+split shows what the method does with almost equal channels, not which channels a trained network can spare.
 """
 
 from __future__ import annotations
@@ -28,123 +28,129 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, TensorDataset
 
 import compress
-from compress.cost import Cost
-from compress.groups import Groups
+from compress.graph import Groups
+from compress.graph.costs import Cost
 from compress.recipe import Target
 
 from . import data, results
 from .models import PreResNet, preresnet164
 
 Int = NDArray[np.int64]
-TARGET: dict[str, Any] = {"exclude": ["conv1"]}  # the stem's 16 channels, which network slimming leaves as they are
-LEAST = Target().min_keep
-TABLE = {  # percent pruned -> MACs that the thesis has for RARTS
+TARGET: dict[str, Any] = {"exclude": ["conv1"]}  # the 16 channels of the stem, which network slimming does not prune
+MIN_KEEP = Target().min_keep
+THESIS_MACS = {  # percent of channels pruned -> MACs of RARTS in the thesis
     "cifar10": {40: 1.90e8, 60: 1.33e8},
     "cifar100": {40: 1.78e8, 60: 1.23e8},
 }
-BARELY = "trained for {} steps only: this split says what the mechanism gives, not what a trained network gives"
+TRAINING_NOTE = "trained for {} steps only: shows what the method does with almost equal channels"
 
 
-def inner_groups(model: PreResNet, **target: Any) -> Groups:
-    """The groups of inner channels, two per bottleneck; `residual=True` for those of the streams, too."""
+def find_inner_groups(model: PreResNet, **target: Any) -> Groups:
+    """Find the groups of inner channels, two per bottleneck; with `residual=True` also those of the streams."""
     return compress.find_groups(model, torch.randn(1, 3, 32, 32), Target(**TARGET | target))
 
 
-def uniform(cost: Cost, left: float) -> Int:
-    """The same part of every group, to the nearest channel."""
-    widths: Int = np.rint(left * cost.widths).astype(np.int64)
+def uniform_widths(cost: Cost, fraction_left: float) -> Int:
+    """Return the widths that keep the same fraction of every group, rounded to the nearest channel."""
+    widths: Int = np.rint(fraction_left * cost.widths).astype(np.int64)
     return widths
 
 
 @dataclass(frozen=True)
-class Ends:
-    """The widths of a split that costs least, and of one that costs most."""
+class CostRange:
+    """Widths of the splits with the fewest and the most MACs."""
 
     cheapest: Int
     dearest: Int
 
 
-def ends(cost: Cost, left: float, least: int = LEAST) -> Ends:
-    """Over all splits that keep `left` of the inner channels, and `least` at least of each group.
+def cost_range(cost: Cost, fraction_left: float, min_keep: int = MIN_KEEP) -> CostRange:
+    """Return the extremes over all splits that keep `fraction_left` of the inner channels.
 
-    What a bottleneck costs is bilinear in its two widths, and whole streams leave bottlenecks apart. So the best pair
-    of widths for every number of channels gone is found bottleneck by bottleneck, and how many go where by dynamic
-    programming: the ends are exact.
+    Each group keeps at least `min_keep` channels. The MACs of a bottleneck are bilinear in its two widths and, because
+    the streams are not cut, independent of other bottlenecks. The best pair of widths for every number of removed
+    channels is computed per bottleneck, and the distribution over bottlenecks by dynamic programming; the result is
+    exact.
     """
-    gone = int(cost.widths.sum()) - int(left * int(cost.widths.sum()))
-    return Ends(*(_extreme(cost, gone, least, sign) for sign in (-1, 1)))
+    num_removed = int(cost.widths.sum()) - int(fraction_left * int(cost.widths.sum()))
+    return CostRange(*(_extreme_widths(cost, num_removed, min_keep, sign) for sign in (-1, 1)))
 
 
-def _extreme(cost: Cost, gone: int, least: int, sign: int) -> Int:
-    """The dearest widths with so many channels gone, or, where `sign` is -1, the cheapest."""
-    values = np.full(gone + 1, -np.inf)
+def _extreme_widths(cost: Cost, num_removed: int, min_keep: int, sign: int) -> Int:
+    """Return the widths with the most MACs after removing `num_removed` channels; with the fewest if `sign` is -1."""
+    values = np.full(num_removed + 1, -np.inf)
     values[0] = 0
     choices, pairs = [], []
-    for i in range(0, len(cost.widths), 2):
-        best, widths = _bottleneck(cost, i, least, sign)
-        shifted = np.full((len(best), gone + 1), -np.inf)
-        for r, value in enumerate(best[: gone + 1]):
-            shifted[r, r:] = values[: gone + 1 - r] + value
+    for pair in range(0, len(cost.widths), 2):
+        gains, pair_widths = _best_bottleneck_widths(cost, pair, min_keep, sign)
+        shifted = np.full((len(gains), num_removed + 1), -np.inf)
+        for removed, value in enumerate(gains[: num_removed + 1]):
+            shifted[removed, removed:] = values[: num_removed + 1 - removed] + value
         choices.append(shifted.argmax(0))
-        pairs.append(widths)
+        pairs.append(pair_widths)
         values = shifted.max(0)
-    kept = cost.widths.copy()
-    for i in reversed(range(len(choices))):
-        r = int(choices[i][gone])
-        kept[2 * i : 2 * i + 2] = pairs[i][r]
-        gone -= r
-    return kept
+    widths = cost.widths.copy()
+    for pair in reversed(range(len(choices))):
+        removed = int(choices[pair][num_removed])
+        widths[2 * pair : 2 * pair + 2] = pairs[pair][removed]
+        num_removed -= removed
+    return widths
 
 
-def _bottleneck(cost: Cost, i: int, least: int, sign: int) -> tuple[NDArray[np.float64], Int]:
-    """For every number of channels gone from groups i and i + 1: sign * MACs less than dense, and the two widths."""
-    width = int(cost.widths[i])
+def _best_bottleneck_widths(cost: Cost, index: int, min_keep: int, sign: int) -> tuple[NDArray[np.float64], Int]:
+    """Return, by number of channels removed from groups `index` and `index + 1`, the best change and the two widths.
+
+    The change is `sign` times the difference in MACs from the dense network.
+    """
+    width = int(cost.widths[index])
     rows = np.repeat(cost.widths[None], 4, axis=0)
-    rows[1, i] = rows[2, i + 1] = rows[3, i] = rows[3, i + 1] = width - 1
+    rows[1, index] = rows[2, index + 1] = rows[3, index] = rows[3, index + 1] = width - 1
     dense, first, second, both = cost.macs(rows).tolist()
-    a, b = np.meshgrid(np.arange(width - least + 1), np.arange(width - least + 1), indexing="ij")  # gone from each
+    counts = np.arange(width - min_keep + 1)
+    a, b = np.meshgrid(counts, counts, indexing="ij")  # channels removed from the first and the second group
     change = sign * ((first - dense) * a + (second - dense) * b + (both - first - second + dense) * a * b)
     best, widths = [], []
-    for r in range(2 * (width - least) + 1):
-        here = np.where(a + b == r, change, -np.inf)
-        x, y = np.unravel_index(here.argmax(), here.shape)
-        best.append(here[x, y])
+    for removed in range(2 * (width - min_keep) + 1):
+        candidates = np.where(a + b == removed, change, -np.inf)
+        x, y = np.unravel_index(candidates.argmax(), candidates.shape)
+        best.append(candidates[x, y])
         widths.append((width - x, width - y))
     return np.array(best, dtype=np.float64), np.array(widths, dtype=np.int64)
 
 
-def counted() -> list[dict[str, Any]]:
-    """What arithmetic alone says."""
+def count_splits() -> list[dict[str, Any]]:
+    """Return the rows that need no training: the MACs of the dense network and of the fixed splits."""
     model = preresnet164().eval()
-    inner, streams = inner_groups(model).cost, inner_groups(model, residual=True).cost
+    inner, streams = find_inner_groups(model).cost, find_inner_groups(model, residual=True).cost
     rows = [_row("dense", 0, inner, inner.widths)]
-    for prc in TABLE["cifar10"]:
-        left = (100 - prc) / 100
-        reach = ends(inner, left)
-        rows.append(_row("uniform", prc, inner, uniform(inner, left)))
-        rows.append(_row("cheapest", prc, inner, reach.cheapest))
-        rows.append(_row("dearest", prc, inner, reach.dearest))
-        rows.append(_row("streams", prc, streams, uniform(streams, left)))
+    for percent in THESIS_MACS["cifar10"]:
+        fraction_left = (100 - percent) / 100
+        extremes = cost_range(inner, fraction_left)
+        rows.append(_row("uniform", percent, inner, uniform_widths(inner, fraction_left)))
+        rows.append(_row("cheapest", percent, inner, extremes.cheapest))
+        rows.append(_row("dearest", percent, inner, extremes.dearest))
+        rows.append(_row("streams", percent, streams, uniform_widths(streams, fraction_left)))
     return rows
 
 
-def _row(split: str, prc: int, cost: Cost, kept: Int) -> dict[str, Any]:
+def _row(split: str, percent: int, cost: Cost, widths: Int) -> dict[str, Any]:
     stages = {}
     for stage in ("layer1", "layer2", "layer3"):
-        mine = [i for i, name in enumerate(cost.names) if name.startswith(stage)]
-        stages[stage] = round(float(kept[mine].sum() / cost.widths[mine].sum()), 4)
+        indices = [i for i, name in enumerate(cost.names) if name.startswith(stage)]
+        stages[stage] = round(float(widths[indices].sum() / cost.widths[indices].sum()), 4)
     return {
         "split": split,
-        "prc": prc,
-        "macs": int(cost.macs(kept)),
-        "params": int(cost.params(kept)),
-        "dims": int(kept.sum()),
+        "prc": percent,
+        "macs": int(cost.macs(widths)),
+        "params": int(cost.params(widths)),
+        "dims": int(widths.sum()),
         "of": int(cost.widths.sum()),
         "left_by_stage": stages,
     }
 
 
-def briefly_trained(images: TensorDataset, steps: int) -> PreResNet:
+def train_briefly(images: TensorDataset, steps: int) -> PreResNet:
+    """Train PreResNet-164 from random weights for a few steps."""
     torch.manual_seed(0)
     model = preresnet164().train()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, nesterov=True, weight_decay=1e-4)
@@ -157,30 +163,30 @@ def briefly_trained(images: TensorDataset, steps: int) -> PreResNet:
     return model.eval()
 
 
-def searched(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """The splits that short searches find, by the thesis' fixed penalty and by the pull that follows the budget."""
-    train = TensorDataset(*data.cifar10(options.data, "train", 32 * options.train))
-    val = DataLoader(TensorDataset(*data.cifar10(options.data, "test", 100 if options.quick else 500)), 100)
+def search_splits(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the splits found by short searches with the fixed penalty of the thesis and the budget regularizer."""
+    train = TensorDataset(*data.load_cifar10(options.data, "train", 32 * options.train))
+    val = DataLoader(TensorDataset(*data.load_cifar10(options.data, "test", 100 if options.quick else 500)), 100)
     start = time.perf_counter()
-    model = briefly_trained(train, options.train)
+    model = train_briefly(train, options.train)
     print(f"trained in {time.perf_counter() - start:.0f} s", flush=True)
-    cost = inner_groups(model).cost
+    cost = find_inner_groups(model).cost
     rows = []
-    for prc in [*TABLE["cifar10"]][: 1 if options.quick else None]:
+    for percent in [*THESIS_MACS["cifar10"]][: 1 if options.quick else None]:
         for gamma in ("auto",) if options.quick else (1e-4, "auto"):
             search = {"method": "rarts", "epochs": f"{options.search} steps", "lr": 0.1, "gamma": gamma}
             recipe = {
                 "target": TARGET,
-                "budget": {"dims": f"{100 - prc}%"},
+                "budget": {"dims": f"{100 - percent}%"},
                 "search": search | {"update": "fused"},
                 "timing": {"repeats": 3},
             }
             start = time.perf_counter()
             pruned = compress.prune(model, recipe, train=DataLoader(train, 16, shuffle=True), val=val, quiet=True)
-            kept = np.array([len(pruned.plan.keep[name]) for name in cost.names])
-            row = _row(f"rarts, gamma {gamma:g}" if gamma != "auto" else "rarts, gamma auto", prc, cost, kept)
+            widths = np.array([len(pruned.plan.keep[name]) for name in cost.names])
+            row = _row(f"rarts, gamma {gamma:g}" if gamma != "auto" else "rarts, gamma auto", percent, cost, widths)
             assert row["macs"] == pruned.report.pruned.macs
-            row["note"] = BARELY.format(options.train)
+            row["note"] = TRAINING_NOTE.format(options.train)
             row["accuracy_before_and_after"] = [
                 side.metrics["accuracy"] for side in (pruned.report.dense, pruned.report.pruned)
             ]
@@ -191,32 +197,33 @@ def searched(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = results.options_of(__doc__, data=True)
-    parser.add_argument("--train", type=int, default=120, help="steps of 32 images from random weights")
-    parser.add_argument("--search", type=int, default=40, help="steps of two times 16 images")
+    parser = results.make_parser(__doc__, data=True)
+    parser.add_argument("--train", type=int, default=120, help="training steps of 32 images, from random weights")
+    parser.add_argument("--search", type=int, default=40, help="search steps of two batches of 16 images")
     options = parser.parse_args()
-    file = results.named("preresnet", options.quick)
+    file = results.result_name("preresnet", options.quick)
     if options.quick:
         options.train, options.search = 2, 2
-    rows = counted()
-    content = {"thesis": TABLE, "train_steps": options.train, "search_steps": options.search, "seed": 0}
+    rows = count_splits()
+    content = {"thesis": THESIS_MACS, "train_steps": options.train, "search_steps": options.search, "seed": 0}
     results.save(file, content | {"rows": rows})
-    rows += searched(options)
+    rows += search_splits(options)
     results.save(file, content | {"rows": rows})
-    results.show(file, sheets({"rows": rows}))
+    results.publish(file, tables({"rows": rows}))
 
 
-def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+def tables(content: dict[str, Any]) -> list[results.ResultTable]:
+    """Return the table of splits."""
     rows, lines = content["rows"], []
     for row in rows:
-        said = TABLE["cifar10"].get(row["prc"])
+        thesis_macs = THESIS_MACS["cifar10"].get(row["prc"])
         macs = [f"{row['macs'] / 1e8:.3f}e8", f"{row['macs'] / rows[0]['macs']:.1%}"]
-        thesis = "2.48e8" if said is None else f"{said / 1e8:.2f}e8"
+        thesis = "2.48e8" if thesis_macs is None else f"{thesis_macs / 1e8:.2f}e8"
         sizes = [f"{row['params'] / 1e6:.2f} M", f"{row['dims']} of {row['of']}"]
         stages = " ".join(f"{left:.0%}" for left in row["left_by_stage"].values())
         lines.append([row["split"], f"{row['prc']} %", *macs, thesis, *sizes, stages])
     head = ("split", "pruned", "MACs", "of dense", "table 4.1", "parameters", "channels", "left by stage")
-    return [results.Sheet(head, lines)]
+    return [results.ResultTable(head, lines)]
 
 
 if __name__ == "__main__":

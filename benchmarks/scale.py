@@ -1,10 +1,10 @@
-"""How finding groups, a preview, slicing and a search step grow with the network.
+"""Time to find groups, preview, slice and make a search step as the network grows.
 
     python -m benchmarks.scale [--quick] [--repeats 3]
 
-ResNet-18 to -152, ViT-Ti to -L, Swin-T to -B, one image of 224 x 224, one thread. Seconds are the least of the repeats.
-The slope is that of a line through the logarithms of parameters and seconds: 1 is linear. `--quick` leaves out the two
-largest of each family. The picture is benchmarks/results/scale.png.
+ResNet-18 to -152, ViT-Ti to -L, Swin-T to -B, one 224 x 224 image, one thread. Seconds are the minimum of the repeats.
+The slope is that of a line through the logarithms of parameters and seconds: 1 is linear. `--quick` skips the two
+largest networks of each family. The chart is benchmarks/results/scale.png.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torchvision
 from torch import nn
 
 import compress
-from compress.budget import choose
+from compress.budget import choose_widths
 from compress.recipe import Budget, Recipe, Target
 from compress.search import Job, search_class
 
@@ -41,24 +41,25 @@ STAGES = ("groups", "preview", "slice", "step")
 
 
 def measure(model: nn.Module, target: dict[str, bool], repeats: int) -> dict[str, Any]:
+    """Return the parameters and the minimum seconds of each stage."""
     x = torch.randn(1, 3, 224, 224)
     recipe: dict[str, Any] = {"target": target, "budget": {"macs": "50%"}}
-    found: dict[str, list[float]] = {stage: [] for stage in STAGES}
+    seconds: dict[str, list[float]] = {stage: [] for stage in STAGES}
     model.eval()
     for _ in range(repeats):
         start = time.perf_counter()
         groups = compress.find_groups(model, x, Target(**target))
-        found["groups"].append(time.perf_counter() - start)
+        seconds["groups"].append(time.perf_counter() - start)
         start = time.perf_counter()
         compress.preview(model, recipe, example_inputs=x)
-        found["preview"].append(time.perf_counter() - start)
-        keep = choose(groups, {g.name: np.ones(g.width) for g in groups}, Budget(macs=0.5), Target(**target))
-        small = copy.deepcopy(model)
-        plan = compress.Plan.build(small, groups, keep)
+        seconds["preview"].append(time.perf_counter() - start)
+        keep = choose_widths(groups, {g.name: np.ones(g.width) for g in groups}, Budget(macs=0.5), Target(**target))
+        compact = copy.deepcopy(model)
+        plan = compress.Plan.build(compact, groups, keep)
         start = time.perf_counter()
-        plan.apply_(small)
-        found["slice"].append(time.perf_counter() - start)
-        del small
+        plan.apply_(compact)
+        seconds["slice"].append(time.perf_counter() - start)
+        del compact
     scored = copy.deepcopy(model)
     config = Recipe.load(recipe | {"search": {"method": "netslim", "epochs": "100 steps", "gamma": 1e-4}}).search
     groups = compress.find_groups(scored, x, Target(**target))
@@ -68,16 +69,18 @@ def measure(model: nn.Module, target: dict[str, bool], repeats: int) -> dict[str
     for _ in range(repeats + 1):
         start = time.perf_counter()
         search.step(batch)
-        found["step"].append(time.perf_counter() - start)
-    return {"params": sum(p.numel() for p in model.parameters()), **{k: min(v) for k, v in found.items()}}
+        seconds["step"].append(time.perf_counter() - start)
+    return {"params": sum(p.numel() for p in model.parameters()), **{k: min(v) for k, v in seconds.items()}}
 
 
-def slope(rows: list[dict[str, Any]], stage: str) -> float:
+def loglog_slope(rows: list[dict[str, Any]], stage: str) -> float:
+    """Fit a line to log(seconds) over log(parameters); return its slope."""
     x, y = (np.log([row[key] for row in rows]) for key in ("params", stage))
     return float(np.polyfit(x, y, 1)[0])
 
 
-def draw(rows: list[dict[str, Any]]) -> None:
+def draw_chart(rows: list[dict[str, Any]]) -> None:
+    """Write scale.png: seconds over parameters for each stage and family."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -86,8 +89,8 @@ def draw(rows: list[dict[str, Any]]) -> None:
     figure, axes = plt.subplots(1, len(STAGES), figsize=(14, 3.6), sharex=True)
     for axis, stage in zip(axes, STAGES, strict=True):
         for family in FAMILIES:
-            mine = [row for row in rows if row["family"] == family]
-            axis.loglog([r["params"] for r in mine], [r[stage] for r in mine], marker="o", label=family)
+            family_rows = [row for row in rows if row["family"] == family]
+            axis.loglog([r["params"] for r in family_rows], [r[stage] for r in family_rows], marker="o", label=family)
         axis.set_title(f"{stage}, seconds")
         axis.set_xlabel("parameters")
         axis.grid(alpha=0.3, which="both")
@@ -96,36 +99,42 @@ def draw(rows: list[dict[str, Any]]) -> None:
     figure.savefig(results.FOLDER / "scale.png", dpi=110)
 
 
-def sheets(content: dict[str, Any]) -> list[results.Sheet]:
+def tables(content: dict[str, Any]) -> list[results.ResultTable]:
+    """Return the table of seconds and slopes."""
     lines = [
         [row["network"], f"{row['params'] / 1e6:.1f}M", *(f"{row[stage]:.3g}" for stage in STAGES)]
         for row in content["rows"]
     ]
     slopes = content["slopes"].items()
-    lines += [[f"slope of {family}", "", *(f"{found[stage]:.2f}" for stage in STAGES)] for family, found in slopes]
-    return [results.Sheet(("network", "parameters", *(f"{stage}, s" for stage in STAGES)), lines)]
+    lines += [
+        [f"slope of {family}", "", *(f"{family_slopes[stage]:.2f}" for stage in STAGES)]
+        for family, family_slopes in slopes
+    ]
+    return [results.ResultTable(("network", "parameters", *(f"{stage}, s" for stage in STAGES)), lines)]
 
 
 def main() -> None:
-    parser = results.options_of(__doc__)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = results.make_parser(__doc__)
+    parser.add_argument("--repeats", type=int, default=3, help="measurements per network")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for family, (target, networks) in FAMILIES.items():
-        for name, make in networks[: -2 if options.quick else None]:
+        for name, build in networks[: -2 if options.quick else None]:
             torch.manual_seed(0)
-            rows.append({"family": family, "network": name, **measure(make(), target, options.repeats)})
+            rows.append({"family": family, "network": name, **measure(build(), target, options.repeats)})
             print(rows[-1], flush=True)
     families = {family: [row for row in rows if row["family"] == family] for family in FAMILIES}
     slopes = {
-        family: {stage: slope(mine, stage) for stage in STAGES} for family, mine in families.items() if len(mine) > 1
+        family: {stage: loglog_slope(family_rows, stage) for stage in STAGES}
+        for family, family_rows in families.items()
+        if len(family_rows) > 1
     }
-    file, content = results.named("scale", options.quick), {"rows": rows, "slopes": slopes}
+    file, content = results.result_name("scale", options.quick), {"rows": rows, "slopes": slopes}
     results.save(file, content)
-    results.show(file, sheets(content))
+    results.publish(file, tables(content))
     if not options.quick:
-        draw(rows)
+        draw_chart(rows)
 
 
 if __name__ == "__main__":

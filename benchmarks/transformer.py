@@ -1,17 +1,17 @@
-"""RARTS and its rivals on a ViT: 40 % of the Q/K/V and MLP dimensions cut, right after the cut and fine-tuned.
+"""RARTS compared with other searches on a ViT: 40 % of the Q/K/V and MLP dimensions removed, or 30 % of the MACs left.
 
     python -m benchmarks.transformer [--quick] [--data FOLDER] [--seeds 3] [--out FOLDER]
 
-A small ViT (128 wide, 6 blocks, 4 heads, 16 tokens from a stem of convolutions; benchmarks/vit.py) is trained on
-CIFAR-10 first, a quarter of an hour on one core, and kept in `--out`. Every search reads the same number of batches,
-and every compact network is fine-tuned alike, with the dense one as its teacher; a search that trains has that teacher,
-too. Rarts works on pairs of batches and makes half as many steps. `all steps`: the same total, spent on fine-tuning as
-far as the method leaves it. Fixed gamma is l1 of that strength, auto the pull that follows from the budget.
+A small ViT (width 128, 6 blocks, 4 heads, 16 tokens from a convolutional stem; benchmarks/vit.py) is first trained on
+CIFAR-10, a quarter of an hour on one core, and saved in `--out`. Every search reads the same number of batches, and
+every compact network is fine-tuned in the same way with the dense network as teacher; searches that train use the same
+teacher. rarts reads two batches per step and makes half as many steps. `all steps` has the same total number of
+batches, but uses those that the search does not need for fine-tuning. netslim and rarts use the budget regularizer.
 
-Settings were chosen on images of the training split that are not trained on (`--validate` measures there), for each
-method its own ranking and rate of fine-tuning. The table is measured on the second half of the test images, which no
-choice has seen: three rows on the first half made us try lower rates. A run that was stopped goes on where it was.
-`--quick` prunes a network that is not trained at all.
+The settings were chosen on held-out training images (`--validate` measures on them), with a ranking and a fine-tuning
+learning rate per method. The table is measured on the second half of the test images, which were not used for any
+choice; three rows on the first half led us to try lower learning rates. An interrupted run resumes where it stopped.
+`--quick` prunes an untrained network.
 """
 
 from __future__ import annotations
@@ -27,67 +27,76 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import compress
-from compress.report import bar
+from compress.formatting import text_bar
 
 from . import data, methods, results, vit
 from .models import cifar_vit
 
-BATCH, SEARCH, TUNE = 64, 100, 100  # batches that a search and a fine-tuning read
-CUTS = {"dims 60%": {"dims": "60%"}, "MACs 30%": {"macs": "30%"}}  # what is left
+BATCH, SEARCH_BATCHES, FINETUNE_BATCHES = 64, 100, 100  # batch size; batches per search; batches per fine-tuning
+BUDGETS = {"dims 60%": {"dims": "60%"}, "MACs 30%": {"macs": "30%"}}
 TEACHER = {"temperature": 4, "weight": 8}
-TRAINED = {"optimizer": "adamw", "lr": 5e-4, "weight_decay": 0.05, "distill": TEACHER}
-GENTLE = 1e-4  # rate of fine-tuning, but for those that are better off with the full one
+TRAINING = {"optimizer": "adamw", "lr": 5e-4, "weight_decay": 0.05, "distill": TEACHER}
+LOW_LR = 1e-4  # of fine-tuning, except for FULL_LR_METHODS
 METHODS: dict[str, dict[str, Any]] = {
     "random": {"method": "random"},
     "magnitude": {"method": "magnitude"},
-    "taylor": {"method": "taylor", "epochs": f"{SEARCH} steps"},
+    "taylor": {"method": "taylor", "epochs": f"{SEARCH_BATCHES} steps"},
     "magnitude, all steps": {"method": "magnitude"},
     "taylor, all steps": {"method": "taylor", "epochs": "50 steps"},
-    "netslim": TRAINED | {"method": "netslim", "epochs": f"{SEARCH} steps"},
-    "rarts": TRAINED | {"method": "rarts", "epochs": f"{SEARCH // 2} steps"},
+    "netslim": TRAINING | {"method": "netslim", "epochs": f"{SEARCH_BATCHES} steps"},
+    "rarts": TRAINING | {"method": "rarts", "epochs": f"{SEARCH_BATCHES // 2} steps"},
 }
-MORE = {"magnitude, all steps": SEARCH, "taylor, all steps": SEARCH - 50}  # steps that go to fine-tuning instead
-FULL = {"dims 60%": [], "MACs 30%": ["random", "magnitude", "magnitude, all steps", "rarts"]}  # tuned at the full rate
-RANKING = {"dims 60%": "global", "MACs 30%": "group"}  # of magnitudes, the best of all
-ROWS = {f"{cut}: {name}": (cut, name) for cut in CUTS for name in METHODS}
+EXTRA_FINETUNE_STEPS = {
+    "magnitude, all steps": SEARCH_BATCHES,
+    "taylor, all steps": SEARCH_BATCHES - 50,
+}  # batches that the search does not use
+FULL_LR_METHODS = {
+    "dims 60%": [],
+    "MACs 30%": ["random", "magnitude", "magnitude, all steps", "rarts"],
+}  # fine-tuned at the full learning rate
+MAGNITUDE_RANKING = {"dims 60%": "global", "MACs 30%": "group"}  # the best of all for `magnitude`
+TRIALS = {f"{cut}: {name}": (cut, name) for cut in BUDGETS for name in METHODS}
+QUICK_TRIALS = ("MACs 30%: magnitude", "MACs 30%: rarts")
 
 
-QUICK = ("MACs 30%: magnitude", "MACs 30%: rarts")
-
-
-def recipe(row: str, seed: int, quick: bool) -> dict[str, Any]:
-    cut, name = ROWS[row]
-    search = METHODS[name] | ({"ranking": RANKING[cut]} if name.startswith("magnitude") else {})
-    tune = TRAINED | {"epochs": f"{TUNE + MORE.get(name, 0)} steps", "best": False}
-    tune |= {} if name in FULL[cut] else {"lr": GENTLE}
+def recipe(trial_name: str, seed: int, quick: bool) -> dict[str, Any]:
+    """Return the recipe of a trial."""
+    budget, name = TRIALS[trial_name]
+    search = METHODS[name] | ({"ranking": MAGNITUDE_RANKING[budget]} if name.startswith("magnitude") else {})
+    finetune = TRAINING | {"epochs": f"{FINETUNE_BATCHES + EXTRA_FINETUNE_STEPS.get(name, 0)} steps", "best": False}
+    finetune |= {} if name in FULL_LR_METHODS[budget] else {"lr": LOW_LR}
     if quick:
-        tune["epochs"] = "10 steps"
+        finetune["epochs"] = "10 steps"
         search |= {"epochs": "10 steps"} if "epochs" in search else {}
     return {
         "target": {"channels": False, "attention": True, "mlp": True},
-        "budget": CUTS[cut],
+        "budget": BUDGETS[budget],
         "search": search,
-        "finetune": tune,
+        "finetune": finetune,
         "timing": {"repeats": 3},
         "seed": seed,
     }
 
 
 @cache
-def images(folder: Path, validate: bool, quick: bool) -> tuple[TensorDataset, TensorDataset]:
-    """What the dense network was trained on, with crops and flips, and 5000 images to measure on."""
-    trained, count = (1000, 500) if quick else (vit.IMAGES, 5000)
-    held = data.cifar10(folder, "train", count, vit.IMAGES) if validate else data.cifar10(folder, "test", count, 5000)
-    return data.Flipped(*data.cifar10(folder, "train", trained)), TensorDataset(*held)
+def load_images(folder: Path, validate: bool, quick: bool) -> tuple[TensorDataset, TensorDataset]:
+    """Return the augmented training images of the dense network and 5000 evaluation images."""
+    train_count, count = (1000, 500) if quick else (vit.IMAGES, 5000)
+    evaluation = (
+        data.load_cifar10(folder, "train", count, vit.IMAGES)
+        if validate
+        else data.load_cifar10(folder, "test", count, 5000)
+    )
+    return data.CropFlipDataset(*data.load_cifar10(folder, "train", train_count)), TensorDataset(*evaluation)
 
 
-def one(job: methods.Job) -> methods.Row:
-    """A whole pruning."""
-    name, seed, options = job
+def run_trial(trial: methods.Trial) -> methods.TrialRow:
+    """Search, prune and fine-tune with one method and seed."""
+    name, seed, options = trial
     torch.set_num_threads(1)
-    train, held = images(options.data, options.validate, options.quick)
-    dense = _dense(options)
-    batches, val = DataLoader(train, BATCH, shuffle=True, drop_last=True), DataLoader(held, 500)
+    train, evaluation = load_images(options.data, options.validate, options.quick)
+    dense = _load_dense(options)
+    batches, val = DataLoader(train, BATCH, shuffle=True, drop_last=True), DataLoader(evaluation, 500)
     report = compress.prune(
         dense, recipe(name, seed, options.quick), train=batches, val=val, device="cpu", quiet=True
     ).report
@@ -106,58 +115,70 @@ def one(job: methods.Job) -> methods.Row:
     }
 
 
-def _dense(options: argparse.Namespace) -> nn.Module:
+def _load_dense(options: argparse.Namespace) -> nn.Module:
     torch.manual_seed(0)
-    return cifar_vit().eval() if options.quick else vit.trained(options.data, options.out)
+    return cifar_vit().eval() if options.quick else vit.load_or_train(options.data, options.out)
 
 
 def main() -> None:
-    parser = methods.options_of(__doc__, workers=1)
+    parser = methods.make_parser(__doc__, workers=1)
     parser.add_argument("--quick", action="store_true", help="two methods, one seed, few steps, random weights")
-    parser.add_argument("--out", type=Path, default=Path.home() / ".cache" / "compress", help="where weights are kept")
+    parser.add_argument(
+        "--out", type=Path, default=Path.home() / ".cache" / "compress", help="folder for the trained weights"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dense = _dense(options)
+    dense = _load_dense(options)
     options.seeds = 1 if options.quick else options.seeds
-    file = results.named("transformer_validation" if options.validate else "transformer", options.quick)
-    known = {} if options.quick else results.load(file)
-    settings = {"batch": BATCH, "search_batches": SEARCH, "finetune_batches": TUNE, "methods": METHODS, "more": MORE}
-    settings |= {
-        "cuts": CUTS,
-        "training": TRAINED,
-        "gentle": GENTLE,
-        "full_rate": FULL,
-        "ranking": RANKING,
-        "weights": vit.digest(dense),
+    file = results.result_name("transformer_validation" if options.validate else "transformer", options.quick)
+    saved = {} if options.quick else results.load(file)
+    settings = {
+        "batch": BATCH,
+        "search_batches": SEARCH_BATCHES,
+        "finetune_batches": FINETUNE_BATCHES,
+        "methods": METHODS,
+        "more": EXTRA_FINETUNE_STEPS,
     }
-    rows: list[methods.Row] = known["rows"] if known == known | settings else []  # others' weights, others' rows
-    for row in methods.rows_of(one, QUICK if options.quick else ROWS, options, list(rows)):
+    settings |= {
+        "cuts": BUDGETS,
+        "training": TRAINING,
+        "gentle": LOW_LR,
+        "full_rate": FULL_LR_METHODS,
+        "ranking": MAGNITUDE_RANKING,
+        "weights": vit.weights_digest(dense),
+    }
+    rows: list[methods.TrialRow] = saved["rows"] if saved == saved | settings else []  # other settings: start over
+    for row in methods.run_missing_trials(run_trial, QUICK_TRIALS if options.quick else TRIALS, options, list(rows)):
         rows.append(row)
         print(row, flush=True)
         results.save(file, settings | {"rows": rows})
-    results.show(file, sheets({"rows": rows}))
+    results.publish(file, tables({"rows": rows}))
 
 
-def sheets(content: dict[str, Any]) -> list[results.Sheet]:
-    """The tables, and what each layer has left."""
-    rows, found = content["rows"], []
+def tables(content: dict[str, Any]) -> list[results.ResultTable]:
+    """Return one table per budget, and the kept fraction of each layer."""
+    rows, all_tables = content["rows"], []
     head = ("method", "right after the cut, %", "fine-tuned, %", "parameters", "MACs", "attention", "seeds", "seconds")
-    for cut in CUTS:
+    for budget in BUDGETS:
         lines = []
-        for row, (where, name) in ROWS.items():
-            if where == cut and (mine := [r for r in rows if r["method"] == row]):
-                measured = [methods.percents([r[key] for r in mine]) for key in ("sliced", "tuned")]
-                costs = [f"{mean(r[key] for r in mine):.1%}" for key in ("params", "macs", "attention")]
-                lines.append([name, *measured, *costs, str(len(mine)), methods.spent(mine)])
+        for trial_name, (trial_budget, name) in TRIALS.items():
+            if trial_budget == budget and (trial_rows := [r for r in rows if r["method"] == trial_name]):
+                accuracies = [methods.format_percent([r[key] for r in trial_rows]) for key in ("sliced", "tuned")]
+                costs = [f"{mean(r[key] for r in trial_rows):.1%}" for key in ("params", "macs", "attention")]
+                lines.append([name, *accuracies, *costs, str(len(trial_rows)), methods.mean_seconds(trial_rows)])
         if lines:
-            found.append(results.Sheet(head, lines, f"{cut} left; dense {rows[0]['dense']:.1%}"))
-    first = [r for r in rows if r["seed"] == 0 and ROWS[r["method"]][1] == "rarts"]
-    title = "Dimensions that rarts leaves, seed 0 (as figure 4.2 of the thesis)"
+            all_tables.append(results.ResultTable(head, lines, f"{budget} left; dense {rows[0]['dense']:.1%}"))
+    rarts_rows = [r for r in rows if r["seed"] == 0 and TRIALS[r["method"]][1] == "rarts"]
+    title = "Dimensions kept by rarts, seed 0 (as in figure 4.2 of the thesis)"
     layers = [
-        [layer, *(f"{bar(r['left'][layer], 20)} {r['left'][layer]:.0%}" for r in first)]
-        for layer in (first[0]["left"] if first else ())
+        [layer, *(f"{text_bar(r['left'][layer], 20)} {r['left'][layer]:.0%}" for r in rarts_rows)]
+        for layer in (rarts_rows[0]["left"] if rarts_rows else ())
     ]
-    return [*found, results.Sheet(("layer", *(r["method"] for r in first)), layers, title)] if first else found
+    return (
+        [*all_tables, results.ResultTable(("layer", *(r["method"] for r in rarts_rows)), layers, title)]
+        if rarts_rows
+        else all_tables
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The families of networks that the benchmarks run on, untrained, with nothing hidden behind zeros or ones."""
+"""Untrained torchvision and timm networks for the benchmarks, with randomized constants, and how to compare them."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ DETECTORS = ("fcos_resnet50_fpn", "maskrcnn_resnet50_fpn")
 SEGMENTERS = ("deeplabv3_resnet50", "lraspp_mobilenet_v3_large")
 
 
-def build(name: str, **options: Any) -> nn.Module:
-    """An untrained network in eval mode, every constant vector of it made random."""
+def build_network(name: str, **options: Any) -> nn.Module:
+    """Return an untrained network in eval mode with randomized constants."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -48,12 +48,12 @@ def build(name: str, **options: Any) -> nn.Module:
             if name in ("googlenet", "inception_v3"):
                 options["init_weights"] = False
             model = torchvision.models.get_model(name, **options)
-    return randomise_(model.eval())
+    return randomize_(model.eval())
 
 
 @torch.no_grad()
-def randomise_(model: nn.Module) -> nn.Module:
-    """Fresh norms, biases and layer scales are constant, and a factor of zero or one hides what is behind it."""
+def randomize_(model: nn.Module) -> nn.Module:
+    """Randomize tensors that are constant at initialization (norms, biases, layer scales), which could hide errors."""
     generator = torch.Generator().manual_seed(1)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         constant = tensor.is_floating_point() and tensor.numel() and bool((tensor == tensor.flatten()[0]).all())
@@ -67,8 +67,8 @@ def randomise_(model: nn.Module) -> nn.Module:
     return model
 
 
-def example(name: str) -> Any:
-    """What the network is called with: one image."""
+def example_inputs(name: str) -> Any:
+    """Return the example inputs of a network: one image."""
     generator = torch.Generator().manual_seed(2)
     if name in DETECTORS:
         return [torch.rand(3, 224, 224, generator=generator)]
@@ -76,25 +76,26 @@ def example(name: str) -> Any:
     return torch.randn(1, 3, size, size, generator=generator)
 
 
-def compared(name: str, model: nn.Module) -> nn.Module:
-    """The part whose outputs are compared: a detector's boxes are sorted and filtered, its feature maps are not."""
+def compared_module(name: str, model: nn.Module) -> nn.Module:
+    """Return the module whose outputs are compared: for detectors the backbone, since boxes are sorted and filtered."""
     return model.get_submodule("backbone") if name in DETECTORS else model
 
 
-def compared_input(name: str) -> Tensor:
-    inputs = example(name)
+def compared_inputs(name: str) -> Tensor:
+    """Return the inputs of the compared module."""
+    inputs = example_inputs(name)
     return torch.stack(inputs) if name in DETECTORS else inputs
 
 
 @torch.no_grad()
-def outputs(name: str, model: nn.Module, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """What the network computes in double precision; changes the model's dtype."""
-    result = compared(name, model.eval().to(dtype))(compared_input(name).to(dtype))
+def compute_outputs(name: str, model: nn.Module, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Return the outputs in double precision; changes the dtype of the model."""
+    result = compared_module(name, model.eval().to(dtype))(compared_inputs(name).to(dtype))
     return [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor)]
 
 
-def difference(a: list[Tensor], b: list[Tensor]) -> float:
-    """The largest difference, relative to the largest value of the same tensor; infinite if shapes differ."""
+def relative_difference(a: list[Tensor], b: list[Tensor]) -> float:
+    """Return the largest difference relative to the largest value of the same tensor; infinite if shapes differ."""
     if [t.shape for t in a] != [t.shape for t in b]:
         return float("inf")
     return max(float((x - y).abs().max() / x.abs().max().clamp_min(1e-300)) for x, y in zip(a, b, strict=True))
@@ -102,7 +103,7 @@ def difference(a: list[Tensor], b: list[Tensor]) -> float:
 
 @torch.no_grad()
 def count_macs(module: nn.Module, *args: Any, **kwargs: Any) -> int:
-    """Multiply-adds of one run, as torch's own counter has them."""
+    """Return the MACs of one forward pass by torch's FLOP counter."""
     with FlopCounterMode(display=False) as counter:
         module(*args, **kwargs)
     return counter.get_total_flops() // 2

@@ -1,23 +1,18 @@
-"""Structured pruning that is exact: score, fold, slice, reload."""
+"""Exact structured pruning of PyTorch networks: search scores, fold, slice, fine-tune, save and reload."""
 
 import importlib
 from typing import Any
 
-from .api import Pruned, load, preview, prune
-from .budget import BudgetError
-from .discover import find_groups
-from .engine import Diverged
-from .plan import Plan, PlanError
-from .preflight import NotReady
-from .reading import RecipeError
-from .recipe import Recipe
+from .api import Pruned, preview, prune
+from .errors import BatchError, BudgetError, Diverged, NotReady, PlanError, RecipeError, TraceError
+from .modules import register_form_provider
+from .recipe import Recipe, SearchConfig
 from .report import Report
-from .search import Job, Search, SearchConfig, register_search
+from .search import Job, Search, register_search
 from .session import Session, search_session
-from .task import BatchError, Classification, Task, distillation
-from .tracing import TraceError
-
-__version__ = "0.1.0"
+from .surgery import Plan, find_groups, load
+from .training import Classification, Task, distillation
+from .version import __version__ as __version__
 
 __all__ = [
     "BatchError",
@@ -47,8 +42,15 @@ __all__ = [
 ]
 
 
+def _load_mmdet_forms() -> None:
+    from .mmdet import compact_forms  # noqa: F401
+
+
+register_form_provider("mmdet", _load_mmdet_forms)
+
+
 def __getattr__(name: str) -> Any:
-    """`compress.exporters`, when it is asked for."""
+    """Import `compress.exporters` at its first use."""
     if name == "exporters":
         return importlib.import_module(".exporters", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""python -m compress"""
+"""Entry point of `python -m compress`."""
 
 from .cli import main
 

@@ -1,4 +1,4 @@
-"""What an error says: the library's own messages as they are, others with their type and their place."""
+"""The public exceptions, and how an error is printed for a user."""
 
 from __future__ import annotations
 
@@ -9,32 +9,66 @@ from traceback import walk_tb
 
 import torch
 
-OURS = (ValueError, TypeError, OSError, ImportError)  # and those of a type of our own
+
+class RecipeError(ValueError):
+    """The recipe is invalid. The message lists every problem with its place."""
+
+
+class NotReady(ValueError):
+    """The run cannot start. The message lists everything that is missing or does not fit."""
+
+
+class BatchError(ValueError):
+    """A data loader yields something other than the task expects."""
+
+
+class TraceError(ValueError):
+    """The model does not run on the example inputs."""
+
+
+class PlanError(ValueError):
+    """The plan does not fit the model, or the file is not a plan."""
+
+
+class BudgetError(ValueError):
+    """No choice of widths meets the budget."""
+
+
+class Diverged(RuntimeError):
+    """The loss is not finite."""
+
+
+# Built-in types whose messages are complete when this library raises them.
+SELF_EXPLANATORY = (ValueError, TypeError, OSError, ImportError)
 PATHS = sysconfig.get_paths()
-LIBRARIES = (PATHS["stdlib"], PATHS["platstdlib"], str(Path(torch.__file__).parent), "<")
-INSTALLED = (PATHS["purelib"], PATHS["platlib"])
+STANDARD_LIBRARY_AND_TORCH = (PATHS["stdlib"], PATHS["platstdlib"], str(Path(torch.__file__).parent), "<")
+SITE_PACKAGES = (PATHS["purelib"], PATHS["platlib"])
 
 
-def said(error: BaseException) -> str:
-    """The message; of an error in code that the library called also its type, and the line of a user's file.
+def format_error(error: BaseException) -> str:
+    """Return the message of an error for a user who does not see the traceback.
+
+    Errors raised by this library are complete as they are. An error from code that the library called, such as a
+    user's model, gets its type in front and the nearest line of the user's code behind it.
 
     >>> try:
     ...     {}[17]
     ... except KeyError as error:
-    ...     said(error).partition(" (")[0]
+    ...     format_error(error).partition(" (")[0]
     'KeyError: 17'
     """
     frames = [(f.f_globals.get("__name__", ""), f.f_code.co_filename, n) for f, n in walk_tb(error.__traceback__)]
-    inside = [i for i, (module, _, _) in enumerate(frames) if module.partition(".")[0] == "compress"]
-    called = [(file, line) for _, file, line in frames[inside[-1] + 1 if inside else 0 :]]
-    if not called and (isinstance(error, OURS) or type(error).__module__.startswith("compress.")):
+    own_frames = [i for i, (module, _, _) in enumerate(frames) if module.partition(".")[0] == "compress"]
+    called = [(file, line) for _, file, line in frames[own_frames[-1] + 1 if own_frames else 0 :]]
+    if not called and (isinstance(error, SELF_EXPLANATORY) or type(error).__module__.startswith("compress.")):
         return str(error)
-    places = [(file, line) for file, line in called if not file.startswith(LIBRARIES)]
-    places = [(file, line) for file, line in places if not file.startswith(INSTALLED)] or places
-    name = type(error).__name__ + (f": {error}" if str(error) else "")
-    return name + (f" ({_short(places[-1][0])}:{places[-1][1]})" if places else "")
+    lines = [(file, line) for file, line in called if not file.startswith(STANDARD_LIBRARY_AND_TORCH)]
+    lines = [(file, line) for file, line in lines if not file.startswith(SITE_PACKAGES)] or lines
+    message = type(error).__name__ + (f": {error}" if str(error) else "")
+    return message + (f" ({_relative_path(lines[-1][0])}:{lines[-1][1]})" if lines else "")
 
 
-def _short(file: str) -> str:
-    here = os.path.relpath(file)
-    return file if here.startswith("..") else here
+def _relative_path(file: str) -> str:
+    """Return a path relative to the current directory if the file is below it."""
+    relative = os.path.relpath(file)
+    return file if relative.startswith("..") else relative

@@ -1,4 +1,4 @@
-"""Session: a search inside somebody else's training loop."""
+"""Session: a search in the user's own training loop."""
 
 from __future__ import annotations
 
@@ -11,49 +11,50 @@ from typing import Any
 import torch
 from torch import nn
 
-from .api import Pruned
-from .checkpoint import own_randomness
-from .display import Display
-from .engine import Engine, pick_device
-from .preflight import NotReady, unwrapped
-from .recipe import Recipe
-from .run import Run
-from .task import BatchError, Task, describe
-from .watch import watched
+from compress.api import Pruned
+from compress.errors import BatchError, NotReady
+from compress.formatting import describe_value
+from compress.modules import unwrap_model
+from compress.pipeline import Run, UserInputs, finish_search, start_search
+from compress.progress import ProgressDisplay
+from compress.recipe import Recipe
+from compress.search import record_scores
+from compress.storage import isolated_random_state
+from compress.training import Engine, TaskLike, pick_device
 
 
 class Session:
-    """Scores are attached to `model`, a copy; `step` trains it on a batch, `finish` cuts it."""
+    """A search in progress: scores are attached to `model`, a copy; `step` trains it, `finish` cuts it."""
 
     def __init__(self, run: Run, steps: int) -> None:
         self._run, self.steps, self.done, self._finished = run, steps, 0, False
-        self.groups = run.find()
-        self._search = run.begin_search(self.groups, steps)
-        self._step = watched(self._search, "search", run.engine.facts.setdefault("scores", []))
+        self.groups = run.find_groups()
+        self._search = start_search(run, self.groups, steps)
+        self._step = record_scores(self._search, "search", run.engine.run_state.score_history())
         if self._search.trains:
             self.model.train()
 
     @property
     def model(self) -> nn.Module:
-        """The network under search, with its scores: to look at or to evaluate."""
+        """The network in search, with its scores, for inspection and evaluation."""
         return self._run.compact
 
     def step(self, batch: Any) -> dict[str, float]:
-        """Train weights and scores on one batch; returns the terms of the loss.
+        """Train weights and scores on one batch; return the terms of the loss.
 
-        A bilevel search (rarts, darts, milenas) is fed a pair of batches, from two halves of the data.
+        A bilevel search (rarts, darts, milenas) takes a pair of batches, from two halves of the data.
 
         Raises:
-            RuntimeError: all its steps are made, or it is finished.
-            BatchError: the search is fed pairs, and this is none.
+            RuntimeError: all steps are done, or the session is finished.
+            BatchError: the search takes pairs of batches, and this is not one.
             Diverged: the loss is not finite.
         """
         self._check_open()
         if self.done >= self.steps:
             raise RuntimeError(
-                f"the session was to make {self.steps} steps and has made them: call finish(), or start one with more"
+                f"the session has made all of its {self.steps} steps: call finish(), or start a session with more"
             )
-        if self._search.reads == 2:
+        if self._search.batches_per_step == 2:
             self._check_pair(batch)
         self.done += 1
         terms = self._step(self._run.engine.move(batch))
@@ -63,35 +64,36 @@ class Session:
         return values
 
     def finish(self) -> Pruned:
-        """Choose by the budget, fold, slice; fine-tune the result in your own way.
+        """Fold the scores, choose widths by the budget and slice; fine-tune the result in your own loop.
 
         Raises:
-            BudgetError: the budget is out of reach.
-            RuntimeError: it is finished already.
+            BudgetError: the budget cannot be met.
+            RuntimeError: the session is finished already.
         """
         self._check_open()
         run, self._finished = self._run, True
-        if self.done < self.steps and run.recipe.search.settles:
+        if self.done < self.steps and run.recipe.search.meets_budget:
             warnings.warn(
-                f"the session was to make {self.steps} steps and made {self.done}: scores that are to be cut have not "
-                "come to zero yet, so the cut changes what the network computes",
+                f"the session has made {self.done} of its {self.steps} steps: the scores of the dropped dimensions "
+                "have not reached zero yet, so the cut changes the outputs of the network",
                 stacklevel=2,
             )
-        importance = run.end_search(self._search)
-        run.cut(self.groups, run.choose(self.groups, importance))
-        run.engine.facts["sliced"] = run.engine.evaluate(run.task, run.compact)
+        result = finish_search(run, self._search)
+        keep = run.choose_widths(self.groups, result)
+        run.cut_(self.groups, keep, result)
+        run.evaluate_sliced()
         run.evaluate_dense()
         return Pruned(run.compact, run.plan, run.measure())
 
     def _check_pair(self, batch: Any) -> None:
-        """Whether these are two batches; those of (input, target) are two things as well."""
+        """Check that the task accepts both parts as batches; a single (input, target) batch has two parts as well."""
         try:
             first, second = batch if isinstance(batch, (tuple, list)) else ()
             self._run.task.inputs(first), self._run.task.inputs(second)
-        except Exception as error:  # whatever a task says to what is no batch
+        except Exception as error:  # of any type: the task's own code fails
             raise BatchError(
                 f"search {self._run.recipe.search.method}: expected a pair of batches, from two halves of the data; "
-                f"got {describe(batch)}. Call session.step((a, b)) with a batch of each"
+                f"got {describe_value(batch)}. Call session.step((a, b)) with a batch of each"
             ) from error
 
     def _check_open(self) -> None:
@@ -106,33 +108,44 @@ def search_session(
     steps: int | None = None,
     train: Iterable[Any] | None = None,
     val: Iterable[Any] | None = None,
-    task: Task | None = None,
+    task: TaskLike | None = None,
     example_inputs: Any = None,
     device: str | torch.device | None = None,
 ) -> Session:
-    """Begin a search that your own loop drives: `session.step(batch)` for each batch, then `session.finish()`.
+    """Start a search in your own loop: call `session.step(batch)` for each batch, then `session.finish()`.
 
-    `steps` is how many steps the loop will make (default: the recipe's, which needs `train` if it counts in epochs).
-    The sections `finetune` and `export` of the recipe are ignored: `finish` cuts and measures, and no more. Fine-tune
-    the result in a loop of your own, with `compress.distillation` as the loss; `compress.prune` does all of it.
+    The sections `finetune` and `export` of the recipe are ignored: `finish` cuts and measures. Fine-tune the result in
+    your own loop with `compress.distillation` as the loss, or use `compress.prune`, which does everything.
+
+    Args:
+        model: the trained dense model; it is not changed.
+        recipe: name of a packaged recipe, path of a YAML file, dict or `Recipe`.
+        steps: number of steps that the loop will make; default: the recipe's, which needs `train` to count epochs.
+        train: loader of (input, target) batches, to count epochs and to take the example inputs from.
+        val: loader for evaluation.
+        task: loss, evaluation and data of anything other than classification; replaces `train` and `val`.
+        example_inputs: arguments of the model; default: the inputs of the first training batch.
+        device: default: a GPU if there is one.
 
     Raises:
-        NotReady: something is missing, or the recipe asks for what a session cannot do.
+        RecipeError: the recipe is invalid.
+        NotReady: something is missing, or the recipe needs something that a session cannot do.
     """
-    recipe, model = Recipe.load(recipe), unwrapped(model)
+    recipe, model = Recipe.load(recipe), unwrap_model(model)
     length = recipe.search.length
     if length is None:
-        raise NotReady(f"search.method: {recipe.search.method} reads no data; use compress.prune(model, recipe)")
+        raise NotReady(f"search.method: {recipe.search.method} needs no data; use compress.prune(model, recipe)")
     if recipe.steps > 1:
         raise NotReady("steps: a session makes one round of search and cut; leave steps out, or use compress.prune")
     if steps is None and length.unit == "epochs" and train is None and getattr(task, "train", None) is None:
-        raise NotReady(f"steps: {length} of data that the session does not see; say steps=LENGTH")
+        raise NotReady(f"steps: the length is {length}, and the session has no data to count them; give steps=NUMBER")
     if steps is not None and (not isinstance(steps, Integral) or steps < 1):
-        raise NotReady(f"steps: expected how many batches the loop will feed, 1 or more; got {steps!r}")
-    alone = recipe.model_copy(update={"finetune": None, "export": None})
-    engine = Engine(pick_device(device, model), recipe.seed, Display(quiet=True), config=recipe.engine)
-    with own_randomness():
-        run = Run(
-            model, alone, engine, train=train, val=val, task=task, example_inputs=example_inputs, fed=train is None
-        )
-        return Session(run, steps if steps is not None else run.length("search"))
+        raise NotReady(f"steps: expected the number of steps that the loop will make, 1 or more; got {steps!r}")
+    search_only = recipe.model_copy(update={"finetune": None, "export": None})
+    engine = Engine(pick_device(device, model), recipe.seed, ProgressDisplay(quiet=True), config=recipe.engine)
+    with isolated_random_state():
+        inputs = UserInputs(train, val, task, example_inputs, brings_batches=train is None)
+        run = Run(model, search_only, engine, inputs)
+        if steps is None:
+            steps = run.data.search_steps or length.steps(None)
+        return Session(run, steps)

@@ -1,4 +1,4 @@
-"""A plain PyTorch training script, and the one line that makes its network smaller.
+"""Plain PyTorch training script, plus one call that prunes its network.
 
 python examples/plain.py [EPOCHS]
 """
@@ -32,7 +32,7 @@ for _ in range(epochs):
         loss.backward()
         optimizer.step()
 
-pruned = compress.prune(model, {"extends": "quickstart", "data": {"source": None}}, train=train, val=val)  # the line
+pruned = compress.prune(model, {"extends": "quickstart", "data": {"source": None}}, train=train, val=val)  # the call
 
 pruned.report.show()
-print(pruned.model)  # a plain module: do with it as with any other
+print(pruned.model)  # a plain module, like any other

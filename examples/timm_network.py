@@ -1,4 +1,4 @@
-"""A timm network with timm's loader, pruned by a recipe written in place.
+"""Prune a timm network with timm's loader and an inline recipe.
 
 python examples/timm_network.py [STEPS]
 """
@@ -16,7 +16,7 @@ steps = int(sys.argv[1]) if len(sys.argv) > 1 else 60
 
 
 class Digits(torch.utils.data.Dataset):
-    """Three channels and larger images, as timm's networks expect them; timm sets the transform."""
+    """Digits as larger images with three channels, as timm expects them; timm sets the transform."""
 
     transform = None
 
@@ -38,7 +38,7 @@ common = {"batch_size": 32, "use_prefetcher": False, "num_workers": 0, "persiste
 train = create_loader(Digits(slice(0, 1400)), (3, 32, 32), is_training=True, **common)
 val = create_loader(Digits(slice(1400, None)), (3, 32, 32), is_training=False, **common)
 torch.manual_seed(0)
-model = timm.create_model("resnet10t", num_classes=10)  # your trained one: pretrained=True, or its state dict
+model = timm.create_model("resnet10t", num_classes=10)  # your trained network: pretrained=True, or load its state dict
 recipe = {
     "target": {"channels": True, "residual": True, "round_to": 8},
     "budget": {"macs": "50%"},

@@ -1,4 +1,4 @@
-"""bench: files against each other in onnxruntime, one run of each in turn."""
+"""Compare the latency of ONNX files in onnxruntime, one run of each in turn."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from compress.timing import Ratio, compare, ratio
+from compress.budget import LatencyRatio, compare_latency, latency_ratio
 
-from .call import ExportError
-from .extra import need_onnx
-from .report import said_size
-from .runtime import Runner
+from .errors import ExportError
+from .export_report import format_bytes
+from .requirements import need_onnx
+from .runtime import OnnxRunner
 
 
 @dataclass
-class Entry:
-    """One file's numbers; the ratio is its time as a part of the first file's, with a 95 % interval."""
+class FileTiming:
+    """Size and latency of one file."""
 
     path: str
     bytes: int
     latency_ms: float  # median
-    latency_spread_ms: float  # half of the distance between the quartiles
-    ratio: list[float]
+    latency_spread_ms: float  # half of the interquartile range
+    ratio: list[float]  # time as a fraction of the first file's: median and 95 % interval
 
 
 @dataclass
 class Bench:
-    """Files that were run in turn."""
+    """Timings of several files on the same input."""
 
-    files: list[Entry]
+    files: list[FileTiming]
     inputs: dict[str, list[int]]
     threads: int
     repeats: int
@@ -50,12 +50,12 @@ class Bench:
         table = Table(title=Text(title), title_justify="left")
         for column in ("file", "size", "latency", "of the first", "speed-up"):
             table.add_column(column, justify="left" if column == "file" else "right", overflow="fold")
-        for entry in self.files:
-            part = Ratio(entry.ratio[0], entry.ratio[1], entry.ratio[2], self.repeats)
-            times = f"{entry.latency_ms:.3g} ± {entry.latency_spread_ms:.1g} ms"
-            first = entry is self.files[0]
-            texts = ("", "") if first else (str(part), f"{1 / part.value:.2f}x")
-            table.add_row(Text(entry.path), said_size(entry.bytes), times, *texts)
+        for file in self.files:
+            ratio = LatencyRatio(file.ratio[0], file.ratio[1], file.ratio[2], self.repeats)
+            latency = f"{file.latency_ms:.3g} ± {file.latency_spread_ms:.1g} ms"
+            is_first = file is self.files[0]
+            comparison = ("", "") if is_first else (str(ratio), f"{1 / ratio.value:.2f}x")
+            table.add_row(Text(file.path), format_bytes(file.bytes), latency, *comparison)
         return table
 
 
@@ -69,57 +69,71 @@ def bench(
 ) -> Bench:
     """Time files on the same random input, one run of each in turn.
 
-    The input's shape is that of the files, its free dimensions filled by `batch_size` or by `shape`, the whole shape of
-    the first input.
+    Args:
+        batch_size: size of the first dimension where the files leave it dynamic.
+        repeats: runs of each file.
+        threads: for onnxruntime; default: as many as torch uses.
+        shape: full shape of the first input, needed if other dimensions are dynamic.
 
     Raises:
         MissingExtra: the packages of the `onnx` extra are not installed.
-        ExportError: a file does not load, a dimension is not known, or the files have other inputs.
+        ExportError: a file does not exist or does not load, a dimension is unknown, or the files' inputs differ.
         ValueError: `repeats` is less than one.
     """
     need_onnx("onnxruntime")
     if missing := [str(path) for path in paths if not Path(path).is_file()]:
         raise ExportError(f"{missing[0]}: no such file")
-    runners = [Runner(path, threads) for path in paths]
+    runners = [OnnxRunner(path, threads) for path in paths]
     first = runners[0]
-    shapes = {n: _filled(n, s, batch_size, shape if n == first.names[0] else None) for n, s in first.shapes.items()}
+    shapes = {
+        name: _concrete_shape(name, dims, batch_size, shape if name == first.input_names[0] else None)
+        for name, dims in first.input_shapes.items()
+    }
     for path, runner in zip(paths, runners, strict=True):
-        same = [runner.dtypes[n] for n in runner.names] == [first.dtypes[n] for n in first.names]
-        pairs = zip(runner.shapes.values(), shapes.values(), strict=False)
-        if not same or not all(_fits(theirs, ours) for theirs, ours in pairs):
+        same_dtypes = list(runner.input_dtypes.values()) == list(first.input_dtypes.values())
+        pairs = zip(runner.input_shapes.values(), shapes.values(), strict=False)
+        if not same_dtypes or not all(_shape_fits(dims, sizes) for dims, sizes in pairs):
             raise ExportError(
-                f"{path}: expected the inputs of {paths[0]}, {shapes}; got {runner.shapes}. Files can be compared on "
-                "the same input only"
+                f"{path}: expected the inputs of {paths[0]}, {shapes}; got {runner.input_shapes}. Only files with the "
+                "same inputs can be compared"
             )
-    inputs = tuple(_random(shapes[name], first.dtypes[name]) for name in first.names)
-    times = compare(runners, inputs, repeats)
-    entries = []
+    inputs = tuple(_random_input(shapes[name], first.input_dtypes[name]) for name in first.input_names)
+    times = compare_latency(runners, inputs, repeats)
+    files = []
     for path, time in zip(paths, times, strict=True):
-        part = ratio(times[0], time)
+        ratio = latency_ratio(times[0], time)
         size = Path(path).stat().st_size
-        entries.append(Entry(str(path), size, time.median, time.spread, [part.value, part.low, part.high]))
-    return Bench(entries, shapes, first.threads, repeats)
+        files.append(FileTiming(str(path), size, time.median, time.spread, [ratio.value, ratio.low, ratio.high]))
+    return Bench(files, shapes, first.threads, repeats)
 
 
-def _filled(name: str, shape: Sequence[Any], batch: int, given: Sequence[int] | None) -> list[int]:
-    if given is not None:
-        if not _fits(shape, given):
-            raise ExportError(f"--input: expected a shape of {name}, {list(shape)}; got {list(given)}")
-        return list(given)
-    free = [axis for axis, size in enumerate(shape) if not isinstance(size, int)]
-    if any(axis > 0 for axis in free):
-        raise ExportError(f"{name}: its shape is {list(shape)}: say which with --input, such as 1,3,224,224")
-    return [batch if axis in free else int(size) for axis, size in enumerate(shape)]
+def _concrete_shape(name: str, dims: Sequence[Any], batch_size: int, shape: Sequence[int] | None) -> list[int]:
+    """Return `shape` if it fits the input; otherwise fill a dynamic batch dimension.
+
+    Args:
+        dims: sizes of the file's input; names where they are dynamic.
+
+    Raises:
+        ExportError: `shape` does not fit, or another dimension is dynamic and `shape` is missing.
+    """
+    if shape is not None:
+        if not _shape_fits(dims, shape):
+            raise ExportError(f"--input: expected a shape of {name}, {list(dims)}; got {list(shape)}")
+        return list(shape)
+    dynamic = [axis for axis, size in enumerate(dims) if not isinstance(size, int)]
+    if any(axis > 0 for axis in dynamic):
+        raise ExportError(f"{name}: its shape is {list(dims)}: give the sizes with --input, such as 1,3,224,224")
+    return [batch_size if axis in dynamic else int(size) for axis, size in enumerate(dims)]
 
 
-def _fits(shape: Sequence[Any], sizes: Sequence[int]) -> bool:
-    return len(shape) == len(sizes) and all(
-        not isinstance(s, int) or s == size for s, size in zip(shape, sizes, strict=True)
+def _shape_fits(dims: Sequence[Any], sizes: Sequence[int]) -> bool:
+    return len(dims) == len(sizes) and all(
+        not isinstance(dim, int) or dim == size for dim, size in zip(dims, sizes, strict=True)
     )
 
 
-def _random(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    random = torch.Generator().manual_seed(0)
+def _random_input(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
     if dtype.is_floating_point:
-        return torch.randn(list(shape), generator=random).to(dtype)
-    return torch.zeros(list(shape), dtype=dtype)  # indices: the first is always there
+        return torch.randn(list(shape), generator=generator).to(dtype)
+    return torch.zeros(list(shape), dtype=dtype)  # integers are indices; zero is always valid

@@ -1,108 +1,120 @@
-"""The gate: a file computes what the model computes, leaf by leaf, or it is not written."""
+"""Compare the outputs of a file with those of the model; a file that differs is not written."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .call import ExportError, Flat
-from .runtime import Runner
+from .errors import ExportError, ParityError
+from .flat_model import FlatModel
+from .runtime import OnnxRunner
 
-TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2  # of an output's largest number
-LEAST = 1e-9  # what counts as a difference at all: less is left where large numbers cancel
+TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-2  # relative to an output's largest number
+NEGLIGIBLE = 1e-9  # absolute differences up to this pass: rounding leaves them where large numbers cancel
 
-
-class ParityError(ExportError):
-    """A file that computes something else than the model."""
+NamedInputs = tuple[str, list[Tensor]]  # a description for messages, and the input tensors
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one output is off on one input."""
+    """The difference between file and model in one output on one input."""
 
     inputs: str
     output: str
     abs: float
-    rel: float  # to the largest number of the model's output
+    rel: float  # relative to the largest number of the model's output
 
     def within(self, tolerance: float) -> bool:
-        return self.rel <= tolerance or self.abs <= LEAST
+        return self.rel <= tolerance or self.abs <= NEGLIGIBLE
 
 
 @torch.no_grad()
-def differences(
-    flat: Flat, runner: Runner, outputs: Sequence[str], batches: Iterable[tuple[str, list[Tensor]]]
+def compare_outputs(
+    flat_model: FlatModel, runner: OnnxRunner, output_names: Sequence[str], batches: Iterable[NamedInputs]
 ) -> list[tuple[Difference, list[Tensor]]]:
-    """How far the file is off the model, for every output on every input, and that input.
+    """Run model and file on each input; return the difference of each output, with the input.
 
     Raises:
-        ExportError: the model itself does not run on one of them.
-        ParityError: the outputs are not even of the same number, shape or type.
+        ExportError: the model itself does not run on one of the inputs.
+        ParityError: number, shape or dtype of the outputs differ.
     """
-    found = []
-    for name, leaves in batches:
-        try:
-            expected = flat(*[t.clone() for t in leaves])
-        except Exception as error:
-            sized = any(t.shape[2:] != known.shape[2:] for t, known in zip(leaves, flat.call.leaves, strict=True))
-            option = "images of one size, leave dynamic_size (--any-size) out"
-            option = option if sized else "batches of one size, say dynamic_batch=False (--static)"
-            raise ExportError(
-                f"the model does not run on the {name}: {type(error).__name__}: {error}. If it is for {option}"
-            ) from error
-        got = runner.run(leaves)
-        if len(expected) != len(got):
-            raise ParityError(f"expected {len(expected)} outputs, {', '.join(outputs)}; the file has {len(got)}")
-        for output, right, here in zip(outputs, expected, got, strict=True):
-            if right.shape != here.shape or right.dtype != here.dtype:
+    differences = []
+    for name, tensors in batches:
+        expected = _run_model(flat_model, name, tensors)
+        actual = runner.run(tensors)
+        if len(expected) != len(actual):
+            raise ParityError(
+                f"expected {len(expected)} outputs, {', '.join(output_names)}; the file has {len(actual)}"
+            )
+        for output, model_value, file_value in zip(output_names, expected, actual, strict=True):
+            if model_value.shape != file_value.shape or model_value.dtype != file_value.dtype:
                 raise ParityError(
-                    f"output {output} on {name}: expected {right.dtype}{list(right.shape)}, as the model gives; the "
-                    f"file gives {here.dtype}{list(here.shape)}"
+                    f"output {output} on {name}: the model returns {model_value.dtype}{list(model_value.shape)}, the "
+                    f"file {file_value.dtype}{list(file_value.shape)}"
                 )
-            found.append((Difference(name, output, *apart(right, here)), leaves))
-    return found
+            differences.append((Difference(name, output, *max_difference(model_value, file_value)), tensors))
+    return differences
 
 
-def apart(right: Tensor, here: Tensor) -> tuple[float, float]:
-    """The largest difference of two tensors, and the same relative to the largest number of the first."""
-    if not right.numel():
+def _run_model(flat_model: FlatModel, name: str, tensors: list[Tensor]) -> list[Tensor]:
+    try:
+        outputs: list[Tensor] = flat_model(*[t.clone() for t in tensors])
+    except Exception as error:
+        example = flat_model.signature.tensors
+        other_size = any(t.shape[2:] != known.shape[2:] for t, known in zip(tensors, example, strict=True))
+        advice = (
+            "images of one size, leave out dynamic_size (--any-size)"
+            if other_size
+            else "batches of one size, export with dynamic_batch=False (--static)"
+        )
+        raise ExportError(
+            f"the model does not run on the {name}: {type(error).__name__}: {error}. If it only takes {advice}"
+        ) from error
+    return outputs
+
+
+def max_difference(expected: Tensor, actual: Tensor) -> tuple[float, float]:
+    """Return the largest absolute difference, and the same relative to the largest number of `expected`."""
+    if not expected.numel():
         return 0.0, 0.0
-    a, b = right.double(), here.double()
-    same = (a == b) | (a.isnan() & b.isnan())
-    off = float(torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf).max())
+    a, b = expected.double(), actual.double()
+    equal = (a == b) | (a.isnan() & b.isnan())
+    absolute = float(torch.where(equal, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf, posinf=torch.inf).max())
     finite = a[a.isfinite()].abs()
     largest = float(finite.max()) if finite.numel() else 0.0
-    return off, off / largest if largest else off
+    return absolute, absolute / largest if largest else absolute
 
 
-def gate(
-    flat: Flat,
-    runner: Runner,
-    outputs: Sequence[str],
-    batches: Iterable[tuple[str, list[Tensor]]],
+def check_parity(
+    flat_model: FlatModel,
+    runner: OnnxRunner,
+    output_names: Sequence[str],
+    batches: Iterable[NamedInputs],
     tolerance: float,
-    locate: Any,
+    describe_origin: Callable[[list[Tensor], str], str],
 ) -> list[Difference]:
-    """Every difference, all within the tolerance.
+    """Compare file and model on all inputs; return the differences, all within the tolerance.
 
-    `locate(leaves, output)` says in words at which node of the file the difference begins.
+    Args:
+        describe_origin: called with the input tensors and the output that differs most; returns a sentence about
+            the first node of the file that differs.
 
     Raises:
-        ParityError: one is not; the worst output is named, and where its difference begins.
+        ExportError: the model itself does not run on one of the inputs.
+        ParityError: an output differs by more; the message names the worst one and the first node that differs.
     """
-    found = differences(flat, runner, outputs, batches)
-    bad = [(d, leaves) for d, leaves in found if not d.within(tolerance)]
-    if bad:
-        worst, leaves = max(bad, key=lambda pair: pair[0].rel)
-        names = sorted({d.output for d, _ in bad})
+    differences = compare_outputs(flat_model, runner, output_names, batches)
+    too_large = [(d, tensors) for d, tensors in differences if not d.within(tolerance)]
+    if too_large:
+        worst, tensors = max(too_large, key=lambda pair: pair[0].rel)
+        names = sorted({d.output for d, _ in too_large})
         others = f" (and {', '.join(n for n in names if n != worst.output)})" if len(names) > 1 else ""
         raise ParityError(
             f"output {worst.output}{others}: the file is {worst.abs:.2g} off the model on the {worst.inputs}, "
-            f"{worst.rel:.2g} of its largest number; at most {tolerance:g} is let through. "
-            f"{locate(leaves, worst.output)}"
+            f"{worst.rel:.2g} of its largest number; the tolerance is {tolerance:g}. "
+            f"{describe_origin(tensors, worst.output)}"
         )
-    return [d for d, _ in found]
+    return [d for d, _ in differences]

@@ -1,4 +1,4 @@
-"""A file in onnxruntime, run like the model that it came from."""
+"""Run an ONNX file in onnxruntime as if it were a module."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .call import ExportError
-from .extra import need_onnx
+from .errors import ExportError
+from .requirements import need_onnx
 
-TYPES = {
+TORCH_DTYPES = {
     "tensor(float)": torch.float32,
     "tensor(float16)": torch.float16,
     "tensor(double)": torch.float64,
@@ -23,12 +23,18 @@ TYPES = {
 }
 
 
-class Runner(nn.Module):
-    """An ONNX file that is called with tensors, in whatever form, and gives a tensor or a tuple of them.
+class OnnxRunner(nn.Module):
+    """An ONNX file or serialized graph that is called like the model it was exported from.
 
-    It has no parameters and is in nobody's graph, but it can be evaluated and timed like any network.
+    It returns one tensor or a tuple of tensors. It has no parameters and no gradients, but can be evaluated and timed
+    like any network.
+
+    Args:
+        source: the serialized graph, or the path of a file.
+        threads: for onnxruntime; default: as many as torch uses.
 
     Raises:
+        MissingExtra: onnxruntime is not installed.
         ExportError: onnxruntime does not load it.
     """
 
@@ -41,42 +47,41 @@ class Runner(nn.Module):
         self.threads = threads or torch.get_num_threads()
         options.intra_op_num_threads, options.inter_op_num_threads = self.threads, 1
         options.log_severity_level = 3
-        options.add_session_config_entry(
-            "session.force_spinning_stop", "1"
-        )  # idle threads would slow down what runs next
+        # Idle threads that spin would slow down whatever runs next.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
         try:
-            given = source if isinstance(source, bytes) else str(source)
-            self.session = ort.InferenceSession(given, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # the library has a dozen kinds of its own
-            where = "the exported graph" if isinstance(source, bytes) else str(source)
-            raise ExportError(f"{where}: onnxruntime {ort.__version__} does not load it: {error}") from error
-        self.names = [i.name for i in self.session.get_inputs()]
-        self.shapes = {i.name: list(i.shape) for i in self.session.get_inputs()}
-        self.dtypes = {i.name: TYPES.get(i.type, torch.float32) for i in self.session.get_inputs()}
-        self.outputs = [o.name for o in self.session.get_outputs()]
+            bytes_or_path = source if isinstance(source, bytes) else str(source)
+            self.session = ort.InferenceSession(bytes_or_path, options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has about a dozen exception types without a common base
+            name = "the exported graph" if isinstance(source, bytes) else str(source)
+            raise ExportError(f"{name}: onnxruntime {ort.__version__} does not load it: {error}") from error
+        self.input_names = [i.name for i in self.session.get_inputs()]
+        self.input_shapes = {i.name: list(i.shape) for i in self.session.get_inputs()}
+        self.input_dtypes = {i.name: TORCH_DTYPES.get(i.type, torch.float32) for i in self.session.get_inputs()}
+        self.output_names = [o.name for o in self.session.get_outputs()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        leaves = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        made = self.run(leaves)
-        return made[0] if len(made) == 1 else tuple(made)
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        outputs = self.run(tensors)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
-    def run(self, leaves: list[Tensor]) -> list[Tensor]:
-        """
+    def run(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Run the file on its inputs, in order; return all outputs.
+
         Raises:
-            ExportError: the inputs are not those of the file, or onnxruntime fails on them.
+            ExportError: the number of inputs differs from the file's, or onnxruntime fails on them.
         """
-        if len(leaves) != len(self.names):
+        if len(tensors) != len(self.input_names):
             raise ExportError(
-                f"expected {len(self.names)} tensors, {', '.join(self.names)}; got {len(leaves)}. The file has other "
-                "inputs than what it is called with"
+                f"the file expects {len(self.input_names)} tensors, {', '.join(self.input_names)}; got {len(tensors)}"
             )
-        feed = {n: t.detach().cpu().contiguous().numpy() for n, t in zip(self.names, leaves, strict=True)}
+        feed = {n: t.detach().cpu().contiguous().numpy() for n, t in zip(self.input_names, tensors, strict=True)}
         try:
-            made = self.session.run(None, feed)
+            outputs = self.session.run(None, feed)
         except Exception as error:
             shapes = ", ".join(f"{name}{list(array.shape)}" for name, array in feed.items())
             raise ExportError(f"onnxruntime fails on {shapes}: {error}") from error
-        return [torch.from_numpy(array).to(leaves[0].device) for array in made]
+        return [torch.from_numpy(array).to(tensors[0].device) for array in outputs]
 
-    def __deepcopy__(self, memo: Any) -> Runner:
-        return self  # a session has no state that a run would change
+    def __deepcopy__(self, memo: Any) -> OnnxRunner:
+        return self  # running a session does not change it

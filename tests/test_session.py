@@ -1,4 +1,4 @@
-"""A search inside somebody else's loop."""
+"""A search inside the user's own training loop."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from digits import SEARCH, dense, loaders
-from test_prune import same_weights
-from test_untouched import alike, portrait
 from torch.nn.utils import parametrize
 
 import compress
+from helpers.digits import SEARCH, dense, loaders
+from helpers.snapshots import same_snapshot, snapshot
+from helpers.weights import same_weights
 
 RECIPE: dict[str, Any] = {
     "budget": {"macs": "50%"},
@@ -41,13 +41,13 @@ def test_session_makes_the_same_network_as_the_call() -> None:
 
 def test_session_leaves_the_model_and_the_random_numbers_alone() -> None:
     model, data = dense(), batches(2)
-    before, numbers = portrait(model), torch.get_rng_state()
+    before, numbers = snapshot(model), torch.get_rng_state()
     session = compress.search_session(model, RECIPE, steps=2, example_inputs=data[0][0])
     for batch in data:
         terms = session.step(batch)
         assert set(terms) == {"loss", "task", "penalty"}
     pruned = session.finish()
-    assert alike(before, portrait(model))
+    assert same_snapshot(before, snapshot(model))
     assert torch.equal(numbers, torch.get_rng_state())
     assert not any(parametrize.is_parametrized(m) for m in pruned.model.modules())
 
@@ -67,7 +67,7 @@ def test_steps_beyond_the_end_are_refused() -> None:
     data = batches(2)
     session = compress.search_session(dense(), RECIPE, steps=1, example_inputs=data[0][0])
     session.step(data[0])
-    with pytest.raises(RuntimeError, match=r"was to make 1 steps and has made them: call finish\(\)"):
+    with pytest.raises(RuntimeError, match=r"has made all of its 1 steps: call finish\(\)"):
         session.step(data[1])
 
 
@@ -88,17 +88,21 @@ def test_bilevel_session_says_that_it_is_fed_pairs(method: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "given", "match"),
     [
-        ({"budget": {"macs": 0.5}}, {}, r"search.method: magnitude reads no data; use compress.prune"),
+        ({"budget": {"macs": 0.5}}, {}, r"search.method: magnitude needs no data; use compress.prune"),
         ({**RECIPE, "steps": 2}, {}, "steps: a session makes one round"),
-        ({**RECIPE, "search": {**SEARCH, "epochs": 3}}, {}, "steps: 3 epochs of data that the session does not see"),
+        (
+            {**RECIPE, "search": {**SEARCH, "epochs": 3}},
+            {},
+            "steps: the length is 3 epochs, and the session has no data",
+        ),
         *(
-            (RECIPE, {"steps": n}, f"steps: expected how many batches the loop will feed, 1 or more; got {n}")
+            (RECIPE, {"steps": n}, f"steps: expected the number of steps that the loop will make, 1 or more; got {n}")
             for n in (0, -1, 2.5)
         ),
-        (RECIPE, {}, "example_inputs: expected what the model is called with"),
+        (RECIPE, {}, "example_inputs: expected the arguments of the model"),
     ],
 )
-def test_what_a_session_cannot_do_is_said(recipe: Any, given: Any, match: str) -> None:
+def test_what_a_session_cannot_do_is_an_error(recipe: Any, given: Any, match: str) -> None:
     with pytest.raises(compress.NotReady, match=match):
         compress.search_session(dense(), recipe, **given)
 

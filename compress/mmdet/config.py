@@ -1,4 +1,4 @@
-"""Configs of mmdet, as a path, a name or a `Config`, and the detectors that they describe."""
+"""Read mmdet configs, given as a path, a name or a `Config`, and build the detectors that they describe."""
 
 from __future__ import annotations
 
@@ -27,124 +27,145 @@ from torch import nn
 ConfigLike: TypeAlias = str | Path | Config
 
 
-def read(config: ConfigLike, options: Mapping[str, Any] | None = None) -> Config:
-    """A config that is ready to use; `options` change it as `--cfg-options` do.
+def read_config(config: ConfigLike, options: Mapping[str, Any] | None = None) -> Config:
+    """Return a config that is ready to use: read, with options applied, and mmdet's modules registered.
+
+    Args:
+        config: a path, `mmdet::FOLDER/NAME.py`, the name of a config that comes with this library, or a `Config`.
+        options: changes by dotted key, as those of `--cfg-options`.
 
     Raises:
-        ValueError: there is no such config, or it describes no detector with a backbone.
+        ValueError: the config does not exist, or does not describe a detector with a backbone.
     """
     if isinstance(config, Config):
-        found = copy.deepcopy(config)
+        cfg = copy.deepcopy(config)
     elif str(config).startswith("mmdet::"):
-        found = get_config(str(config))
+        cfg = get_config(str(config))
     else:
-        found = Config.fromfile(_path(config))
-    found.merge_from_dict(dict(options or {}))
-    if not isinstance(found.get("model"), dict) or "backbone" not in found.model:
-        held = ", ".join(found.model) if isinstance(found.get("model"), dict) else "no model"
-        raise ValueError(f"{_name(config)}: expected the config of a detector, with model.backbone; it has {held}")
+        cfg = Config.fromfile(_config_path(config))
+    cfg.merge_from_dict(dict(options or {}))
+    if not isinstance(cfg.get("model"), dict) or "backbone" not in cfg.model:
+        keys = ", ".join(cfg.model) if isinstance(cfg.get("model"), dict) else "no model"
+        raise ValueError(
+            f"{_config_name(config)}: expected the config of a detector, with model.backbone; it has {keys}"
+        )
     register_all_modules(init_default_scope=False)
-    init_default_scope(found.get("default_scope") or "mmdet")
-    return found
+    init_default_scope(cfg.get("default_scope") or "mmdet")
+    return cfg
 
 
-def build(config: ConfigLike, checkpoint: str | Path | None = None) -> nn.Module:
-    """The detector of a config, with the weights of a checkpoint; without one, as training would start it.
+def build_detector(config: ConfigLike, checkpoint: str | Path | None = None) -> nn.Module:
+    """Build the detector of a config and load a checkpoint; without one, initialize it as for training.
+
+    Args:
+        config: as for `read_config`.
+        checkpoint: a file or URL; default: the config's `load_from`.
 
     Raises:
-        ValueError: no such config or checkpoint, or weights that do not fit; the keys are named.
+        ValueError: config or checkpoint does not exist, or weights do not fit; the message names the keys.
     """
-    cfg = read(config)
+    cfg = read_config(config)
     checkpoint = checkpoint or cfg.get("load_from")
     model: nn.Module = MODELS.build(cfg.model)
     if checkpoint is None:
-        with _quietly():
+        with _silenced_logger():
             model.init_weights()  # type: ignore[operator]
     else:
-        _load(model, str(checkpoint))
-    settle_(model)
-    return model if torch.cuda.is_available() else revert_sync_batchnorm(model)  # it needs a GPU as soon as it syncs
+        _load_checkpoint_(model, str(checkpoint))
+    mark_initialized_(model)
+    return model if torch.cuda.is_available() else revert_sync_batchnorm(model)  # SyncBN needs a GPU
 
 
-def settle_(model: nn.Module) -> None:
-    """Tell mmengine that the weights are what they are to be: training would initialise them anew."""
+def mark_initialized_(model: nn.Module) -> None:
+    """Mark the weights as initialized; otherwise mmengine would initialize them again when training starts."""
     for module in model.modules():
         if hasattr(module, "is_init"):
             module.is_init = True  # type: ignore[assignment]
 
 
-def parsed(options: Sequence[str]) -> dict[str, Any]:
-    """`--cfg-options` as mmdet's tools read them.
+def parse_cfg_options(options: Sequence[str]) -> dict[str, Any]:
+    """Parse `--cfg-options` as mmdet's tools do.
 
-    >>> parsed(["train_dataloader.batch_size=4", "model.backbone.depths=[2,2,6,2]"])
+    >>> parse_cfg_options(["train_dataloader.batch_size=4", "model.backbone.depths=[2,2,6,2]"])
     {'train_dataloader.batch_size': 4, 'model.backbone.depths': [2, 2, 6, 2]}
 
     Raises:
-        ValueError: one is not KEY=VALUE.
+        ValueError: an option is not KEY=VALUE.
     """
-    if wrong := [option for option in options if "=" not in option]:
-        raise ValueError(f"--cfg-options {wrong[0]}: expected KEY=VALUE, as train_dataloader.batch_size=4")
+    if invalid := [option for option in options if "=" not in option]:
+        raise ValueError(f"--cfg-options {invalid[0]}: expected KEY=VALUE, such as train_dataloader.batch_size=4")
+    if not options:
+        return {}
     parser = ArgumentParser()
     parser.add_argument("--cfg-options", nargs="*", action=DictAction, default={})
-    found: dict[str, Any] = parser.parse_args(["--cfg-options", *options]).cfg_options if options else {}
-    return found
+    values: dict[str, Any] = parser.parse_args(["--cfg-options", *options]).cfg_options
+    return values
 
 
-def packaged() -> dict[str, Path]:
-    """The configs that come with the library, by name."""
+def packaged_configs() -> dict[str, Path]:
+    """Return the configs that come with the library, by name."""
     folder = Path(str(resources.files("compress.recipes"))) / "mmdet"
     return {path.stem: path for path in sorted(folder.glob("*.py"))}
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Without a line for every parameter that is initialised."""
+def _silenced_logger() -> Iterator[None]:
+    """Suppress mmengine's log line for each parameter that is initialized."""
     logger = MMLogger.get_current_instance()
-    before = logger.level
+    level = logger.level
     logger.setLevel("ERROR")
     try:
         yield
     finally:
-        logger.setLevel(before)
+        logger.setLevel(level)
 
 
-def _path(config: str | Path) -> Path:
+def _config_path(config: str | Path) -> Path:
+    """
+    Raises:
+        ValueError: it is neither a file nor the name of a packaged config.
+    """
     if Path(config).is_file():
         return Path(config)
-    if str(config) in packaged():
-        return packaged()[str(config)]
-    near = difflib.get_close_matches(str(config), packaged(), n=1)
+    if str(config) in packaged_configs():
+        return packaged_configs()[str(config)]
+    similar = difflib.get_close_matches(str(config), packaged_configs(), n=1)
     raise ValueError(
         f"{config}: expected the path of an mmdet config, one of mmdet's own as mmdet::swin/NAME.py, or one that comes "
-        f"along ({', '.join(packaged())}){f'. Did you mean {near[0]}?' if near else ''}"
+        f"with this library ({', '.join(packaged_configs())}){f'. Did you mean {similar[0]}?' if similar else ''}"
     )
 
 
-def _name(config: ConfigLike) -> str:
+def _config_name(config: ConfigLike) -> str:
     return str(config.filename or "config") if isinstance(config, Config) else str(config)
 
 
-def _load(model: nn.Module, path: str) -> None:
+def _load_checkpoint_(model: nn.Module, path: str) -> None:
+    """
+    Raises:
+        ValueError: the file does not exist or is not a state dict, or its weights do not fit the model.
+    """
     if "://" not in path and not Path(path).is_file():
         raise ValueError(f"checkpoint {path}: no such file")
     try:
-        plain = path.endswith(".safetensors")
-        state: Any = load_file(path) if plain else CheckpointLoader.load_checkpoint(path, "cpu")
+        is_safetensors = path.endswith(".safetensors")
+        state: Any = load_file(path) if is_safetensors else CheckpointLoader.load_checkpoint(path, "cpu")
         state = {re.sub(r"^module\.", "", key): value for key, value in state.get("state_dict", state).items()}
-    except Exception as error:  # each format has its own
+    except Exception as error:  # each format raises its own exceptions
         text = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(
             f"checkpoint {path}: not a state dict that can be read without running code ({text})"
         ) from error
-    own = model.state_dict()
-    wrong = [f"{key}: missing from the checkpoint" for key in own if key not in state]
-    wrong += [f"{key}: not in the detector" for key in state if key not in own]
-    wrong += [
+    expected = model.state_dict()
+    problems = [f"{key}: missing from the checkpoint" for key in expected if key not in state]
+    problems += [f"{key}: not in the detector" for key in state if key not in expected]
+    problems += [
         f"{key}: the checkpoint has shape {list(state[key].shape)}, the detector {list(value.shape)}"
-        for key, value in own.items()
+        for key, value in expected.items()
         if key in state and state[key].shape != value.shape
     ]
-    if wrong:
-        more = [f"... and {len(wrong) - 8} more"] if len(wrong) > 8 else []
-        raise ValueError(f"checkpoint {path}: does not fit the config's detector:\n  " + "\n  ".join(wrong[:8] + more))
+    if problems:
+        more = [f"... and {len(problems) - 8} more"] if len(problems) > 8 else []
+        lines = "\n  ".join(problems[:8] + more)
+        raise ValueError(f"checkpoint {path}: does not fit the config's detector:\n  {lines}")
     model.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What mmdet's own code finds on an image: the measure of an exported detector."""
+"""Detections of mmdet's own code on an image: the reference that an exported detector is compared with."""
 
 from __future__ import annotations
 
@@ -14,39 +14,44 @@ from mmdet.utils import get_test_pipeline_cfg
 from mmengine.config import Config
 from torch import Tensor
 
-from ..exporters.match import Found
+from compress.exporters import DetectionLimits, Detections
 
 
 @torch.no_grad()
-def predict(detector: Any, image: Tensor) -> Found:
-    """Detections on one image, RGB pixels of (1, 3, height, width), in its own coordinates."""
+def predict(detector: Any, image: Tensor) -> Detections:
+    """Return the detections on one image, RGB pixels of shape (1, 3, height, width), in its own coordinates."""
     size = (image.shape[2], image.shape[3])
     sample = DetDataSample(metainfo={"img_shape": size, "ori_shape": size, "scale_factor": (1.0, 1.0)})
-    data = detector.data_preprocessor({"inputs": [image[0].flip(0)], "data_samples": [sample]}, False)  # BGR, as loaded
+    bgr = image[0].flip(0)  # mmdet loads images as BGR
+    data = detector.data_preprocessor({"inputs": [bgr], "data_samples": [sample]}, False)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of mmdet's own ways with masks
-        found = detector(**data, mode="predict")[0].pred_instances.cpu()
-    return Found(found.bboxes, found.scores, found.labels, found.get("masks"))
+        warnings.simplefilter("ignore")  # from mmdet's code for masks
+        instances = detector(**data, mode="predict")[0].pred_instances.cpu()
+    return Detections(instances.bboxes, instances.scores, instances.labels, instances.get("masks"))
 
 
-def limits(detector: Any) -> tuple[float, float, int | None]:
-    """The threshold of masks, the least score of a detection, and how many there are at the most."""
+def detection_limits(detector: Any) -> DetectionLimits:
+    """Return the limits in the detector's test config."""
     config = (detector.roi_head if hasattr(detector, "roi_head") else detector.bbox_head).test_cfg
-    return float(config.get("mask_thr_binary", 0.5)), float(config.get("score_thr", 0)), config.get("max_per_img")
+    return DetectionLimits(
+        min_score=float(config.get("score_thr", 0)),
+        max_detections=config.get("max_per_img"),
+        mask_threshold=float(config.get("mask_thr_binary", 0.5)),
+    )
 
 
-def pictures(cfg: Config, paths: Iterable[str | Path]) -> list[Tensor]:
-    """Images as the config's test pipeline hands them to the detector: in its size, RGB pixels.
+def load_images(cfg: Config, paths: Iterable[str | Path]) -> list[Tensor]:
+    """Load images through the config's test pipeline: resized as the detector expects, RGB pixels.
 
     Raises:
-        ValueError: one cannot be read.
+        ValueError: a file cannot be read as an image.
     """
     steps = [step for step in get_test_pipeline_cfg(cfg) if "Annotations" not in str(step["type"])]
-    pipeline, found = Compose(steps), []
+    pipeline, images = Compose(steps), []
     for path in paths:
         try:
             data = pipeline({"img_path": str(path), "img_id": 0})
-        except Exception as error:  # of whatever reads the file
+        except Exception as error:  # the exception depends on the image library
             raise ValueError(f"--images {path}: cannot be read as an image: {error}") from error
-        found.append(data["inputs"].flip(0))  # it loads BGR
-    return found
+        images.append(data["inputs"].flip(0))  # mmdet loads images as BGR
+    return images

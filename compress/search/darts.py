@@ -1,4 +1,4 @@
-"""DARTS for widths: weights on one half of the data, scores on the other.
+"""DARTS for widths: weights are trained on one half of the data, scores on the other.
 
 Liu et al., DARTS: differentiable architecture search, ICLR 2019. With L_a on the half that trains weights and L_p on
 the other, as in Xue 2022 (2.21), the first order makes the steps
@@ -19,8 +19,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from . import register_search
-from .scored import Scored, ScoredConfig
+from .base import register_search
+from .score_training import ScoredConfig, ScoredSearch
 
 
 class Darts1Config(ScoredConfig):
@@ -36,55 +36,55 @@ class Darts2Config(ScoredConfig):
 
 
 @register_search("darts1")
-class Darts1(Scored):
-    """Alternate, first order."""
+class Darts1(ScoredSearch):
+    """Alternating steps, first order."""
 
     Config = Darts1Config
-    reads = 2
+    batches_per_step = 2
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         primary, auxiliary = batch
-        self.begin()
-        loss_a, of_weights = self.gradients(auxiliary, self.weights)
-        self.step_weights(of_weights)
-        loss_p, of_alpha = self.score_gradients(primary)
-        penalty = self.step_scores(of_alpha)
+        self.begin_step()
+        loss_a, weight_gradients = self.gradients(auxiliary, self.weights)
+        self.step_weights(weight_gradients)
+        loss_p, score_gradients = self.score_gradients(primary)
+        penalty = self.step_scores(score_gradients)
         return {"loss": loss_p + penalty, "task": loss_a, "penalty": penalty}
 
 
 @register_search("darts2")
-class Darts2(Scored):
-    """Alternate, second order: the scores' gradient through a step of the weights."""
+class Darts2(ScoredSearch):
+    """Alternating steps, second order: the gradient of the scores goes through a step of the weights."""
 
     Config = Darts2Config
-    reads = 2
+    batches_per_step = 2
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         primary, auxiliary = batch
-        self.begin()
-        loss_a, of_weights = self.gradients(auxiliary, self.weights)
-        loss_p, of_alpha = self.look_ahead(primary, auxiliary, of_weights)
-        penalty = self.step_scores(of_alpha)
+        self.begin_step()
+        loss_a, weight_gradients = self.gradients(auxiliary, self.weights)
+        loss_p, score_gradients = self.look_ahead(primary, auxiliary, weight_gradients)
+        penalty = self.step_scores(score_gradients)
         self.step_weights(self.gradients(auxiliary, self.weights)[1])
         return {"loss": loss_p + penalty, "task": loss_a, "penalty": penalty}
 
-    def look_ahead(self, primary: Any, auxiliary: Any, of_weights: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """L_p a step ahead, and its gradient with respect to the scores; the weights are put back."""
-        ahead = self.optimizer.param_groups[0]["lr"]
+    def look_ahead(self, primary: Any, auxiliary: Any, weight_gradients: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Return L_p(w', alpha) and its second-order gradient in the scores; the weights are restored."""
+        xi = self.optimizer.param_groups[0]["lr"]
         before = [w.detach().clone() for w in self.weights]
-        self._put([b - ahead * g for b, g in zip(before, of_weights, strict=True)])
-        loss, both = self.gradients(primary, [*self.weights, *self.alpha])
-        direction, of_alpha = both[: len(self.weights)], both[len(self.weights) :]
-        size = torch.stack(torch._foreach_norm(direction)).norm()
-        eps = 0.01 / size.clamp_min(1e-12)
-        sides = []
+        self._set_weights([b - xi * g for b, g in zip(before, weight_gradients, strict=True)])
+        loss, gradients = self.gradients(primary, [*self.weights, *self.alpha])
+        direction, score_gradients = gradients[: len(self.weights)], gradients[len(self.weights) :]
+        norm = torch.stack(torch._foreach_norm(direction)).norm()
+        eps = 0.01 / norm.clamp_min(1e-12)
+        shifted_gradients = []
         for sign in (1.0, -1.0):
-            self._put([b + sign * eps * d for b, d in zip(before, direction, strict=True)])
-            sides.append(self.score_gradients(auxiliary)[1])
-        self._put(before)
-        mixed = [(p - m) / (2 * eps) for p, m in zip(*sides, strict=True)]
-        return loss, [g - ahead * m for g, m in zip(of_alpha, mixed, strict=True)]
+            self._set_weights([b + sign * eps * d for b, d in zip(before, direction, strict=True)])
+            shifted_gradients.append(self.score_gradients(auxiliary)[1])
+        self._set_weights(before)
+        mixed = [(plus - minus) / (2 * eps) for plus, minus in zip(*shifted_gradients, strict=True)]
+        return loss, [g - xi * m for g, m in zip(score_gradients, mixed, strict=True)]
 
     @torch.no_grad()
-    def _put(self, values: list[Tensor]) -> None:
+    def _set_weights(self, values: list[Tensor]) -> None:
         torch._foreach_copy_(list(self.weights), values)

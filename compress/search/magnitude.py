@@ -1,12 +1,14 @@
-"""Magnitude: a dimension is worth the size of the weights that read it, or write it where a product reads it.
+"""Magnitude importance: the squared norm of the weights that a dimension is gated on.
 
 Han et al., Learning both weights and connections for efficient neural networks, 2015, by group: for dimension u
 
-    importance_u = sum over readers of ||W[:, u]||^2
+    importance_u = sum over gated weights of ||W[:, u]||^2
 
-The squares add up over readers, as the cost of a dimension does: a residual stream, which many read, is worth and costs
-more. Weights of different layers are of different size, so layers are compared by `lamp`; as they are, or per cost, a
-strong cut empties whole layers.
+These are the input columns of the layers that read the dimension, or the output rows of the layers that write it where
+a product of activations or a norm reads it. The squares are summed over layers, as the cost of a dimension is: a
+residual stream, which many layers read, has both a higher importance and a higher cost. Weights of different layers
+differ in size, so groups are compared by `lamp`. Compared as they are, or per cost, strong pruning empties whole
+layers.
 """
 
 from __future__ import annotations
@@ -18,58 +20,61 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..groups import Group
-from ..walk import tensors_of
-from . import RANKING, Ranking, Search, SearchConfig, register_search
+from compress.graph import Group
+from compress.modules import tensors_of
+from compress.recipe import RANKING_DESCRIPTION, Ranking, SearchConfig
 
-CHUNK = 2**16
+from .base import Search, register_search
+
+CHUNK_ELEMENTS = 2**16  # squared at a time
 
 
 class MagnitudeConfig(SearchConfig):
-    """The squared norm of the columns that read a dimension; needs no data."""
+    """Squared norm of the weights that read a dimension; needs no data (Han et al. 2015)."""
 
     method: Literal["magnitude"] = "magnitude"
-    ranking: Ranking = Field("auto", description=RANKING.format("group"))
+    ranking: Ranking = Field("auto", description=RANKING_DESCRIPTION.format("group"))
 
 
 @register_search("magnitude")
 class Magnitude(Search):
-    """The squared norm of the columns that read a dimension."""
+    """Squared norm of the weights that read a dimension."""
 
     Config = MagnitudeConfig
 
     def importance(self) -> dict[str, Tensor]:
-        return {name: size.double().cpu() for name, size in sizes(self.job.model, self.job.groups).items()}
+        norms = squared_norms(self.job.model, self.job.groups)
+        return {name: norm.double().cpu() for name, norm in norms.items()}
 
 
 @torch.no_grad()
-def sizes(model: nn.Module, groups: Iterable[Group]) -> dict[str, Tensor]:
-    """The squared norm of the columns that read each dimension, whatever gates are on them."""
+def squared_norms(model: nn.Module, groups: Iterable[Group]) -> dict[str, Tensor]:
+    """Return the squared norm of the gated weights of each dimension, without the scores of attached gates."""
     tensors = tensors_of(model)
-    found = {}
+    norms = {}
     for group in groups:
         total = torch.zeros((), dtype=torch.float64)
-        for slot in group.readers:
+        for slot in group.gated_slots:
             path, _, leaf = slot.tensor.rpartition(".")
-            gated = f"{path}.parametrizations.{leaf}.original".removeprefix(".")
-            weight = tensors[gated if gated in tensors else slot.tensor]
-            square = _squares(weight, slot.dim).double()
-            total = total.to(square) + square[torch.as_tensor(slot.index, device=square.device)].sum(1)
-        found[group.name] = total
-    return found
+            original = f"{path}.parametrizations.{leaf}.original".removeprefix(".")
+            weight = tensors[original if original in tensors else slot.tensor]
+            squares = _sum_of_squares(weight, slot.dim).double()
+            total = total.to(squares) + squares[torch.as_tensor(slot.index, device=squares.device)].sum(1)
+        norms[group.name] = total
+    return norms
 
 
-def _squares(weight: Tensor, dim: int) -> Tensor:
-    """The sum of squares at each position along `dim`, a few rows at a time: what is squared stays in the cache."""
+def _sum_of_squares(weight: Tensor, dim: int) -> Tensor:
+    """Return the sum of squares at each position along `dim`; a few rows at a time, which stay in the cache."""
     others = [d for d in range(weight.ndim) if d != dim]
     if not others:
         return weight.square()
-    rows = max(1, CHUNK * len(weight) // max(weight.numel(), 1))
-    parts = torch.split(weight, rows)
+    rows = max(1, CHUNK_ELEMENTS * len(weight) // max(weight.numel(), 1))
+    chunks = torch.split(weight, rows)
     if dim == 0:
-        return torch.cat([part.square().sum(others) for part in parts])
+        return torch.cat([chunk.square().sum(others) for chunk in chunks])
     total = weight.new_zeros(weight.shape[1:])
-    for part in parts:
-        total += part.square().sum(0)
-    rest = [d - 1 for d in others if d]
-    return total.sum(rest) if rest else total
+    for chunk in chunks:
+        total += chunk.square().sum(0)
+    remaining = [d - 1 for d in others if d]
+    return total.sum(remaining) if remaining else total

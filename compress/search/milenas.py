@@ -1,4 +1,4 @@
-"""MiLeNAS: mixed-level search, the scores see both halves of the data.
+"""MiLeNAS: mixed-level search, in which the scores are trained on both halves of the data.
 
 He et al., MiLeNAS: efficient neural architecture search via mixed-level reformulation, CVPR 2020; Xue 2022 (2.23):
 
@@ -13,31 +13,32 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from ..fields import Positive
-from . import register_search
-from .scored import Scored, ScoredConfig
+from compress.recipe import Positive
+
+from .base import register_search
+from .score_training import ScoredConfig, ScoredSearch
 
 
 class MilenasConfig(ScoredConfig):
     """Scores on both halves of the data, weights on one (He et al. 2020)."""
 
     method: Literal["milenas"] = "milenas"
-    lambda_: Positive = Field(1.0, alias="lambda", description="weight of the half that the weights do not see")
+    lambda_: Positive = Field(1.0, alias="lambda", description="weight of the half that the weights are not trained on")
 
 
 @register_search("milenas")
-class Milenas(Scored):
-    """Alternate, scores on the mixed loss."""
+class Milenas(ScoredSearch):
+    """Alternating steps, with the scores on the mixed loss."""
 
     Config = MilenasConfig
-    reads = 2
+    batches_per_step = 2
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         primary, auxiliary = batch
-        self.begin()
-        loss_a, of_weights = self.gradients(auxiliary, self.weights)
-        self.step_weights(of_weights)
-        _, of_a = self.score_gradients(auxiliary)
-        loss_p, of_p = self.score_gradients(primary, self.config.lambda_)
-        penalty = self.step_scores([a + p for a, p in zip(of_a, of_p, strict=True)])
+        self.begin_step()
+        loss_a, weight_gradients = self.gradients(auxiliary, self.weights)
+        self.step_weights(weight_gradients)
+        _, auxiliary_gradients = self.score_gradients(auxiliary)
+        loss_p, primary_gradients = self.score_gradients(primary, self.config.lambda_)
+        penalty = self.step_scores([a + p for a, p in zip(auxiliary_gradients, primary_gradients, strict=True)])
         return {"loss": loss_p + penalty, "task": loss_a, "penalty": penalty}

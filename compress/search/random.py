@@ -1,4 +1,4 @@
-"""Random importance: the floor that every method has to clear."""
+"""Random importance: a baseline for other searches."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from . import Search, SearchConfig, register_search
+from compress.recipe import SearchConfig
+
+from .base import Search, register_search
 
 
 class RandomConfig(SearchConfig):
-    """Importance drawn at random."""
+    """Random importance, as a baseline."""
 
     method: Literal["random"] = "random"
 
 
 @register_search("random")
 class Random(Search):
-    """Uniform random numbers from a seed of their own."""
+    """Uniform random importance, drawn from the recipe's seed."""
 
     Config = RandomConfig
 

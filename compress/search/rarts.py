@@ -1,18 +1,18 @@
-"""RARTS: relaxed architecture search, two sets of weights that share the scores.
+"""RARTS: relaxed architecture search, with two sets of weights that share the scores.
 
 F. Xue, Relaxation and Optimization for Automated Learning of Neural Network Architectures, 2022, chapter 2. With the
-data in halves D_p and D_a, primary weights u and auxiliary weights w, the regularised Lagrangian (2.11) is
+data in halves D_p and D_a, primary weights u and auxiliary weights w, the regularized Lagrangian (2.11) is
 
     L(u, w, alpha) = L_p(u, alpha) + lambda L_a(w, alpha) + beta / 2 ||u - w||^2 + gamma P(alpha)
 
-and each iteration (2.12), (2.34) makes three steps, each with what the one before found (Gauss-Seidel):
+and each iteration (2.12), (2.34) makes three steps, each with the result of the step before (Gauss-Seidel):
 
     w     <- w     - eta_w     (lambda grad_w L_a(w, alpha) + beta (w - u))
     u     <- u     - eta_u     (grad_u L_p(u, alpha) + beta (u - w))
     alpha <- alpha - eta_alpha (lambda grad_alpha L_a(w, alpha) + grad_alpha L_p(u, alpha) + gamma grad P(alpha))
 
 The weights kept are w (algorithm 3). `update: fused` takes the gradient of alpha from the backward passes of the first
-two steps, at the old w and u: half of the passes, and no longer the Gauss-Seidel iteration that theorem 2.2 is about.
+two steps, at the old w and u. That halves the passes, but is no longer the Gauss-Seidel iteration of theorem 2.2.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..fields import NotNegative, Positive
-from ..optimise import optimiser, rate, set_rate
-from . import Job, register_search
-from .scored import Rates, Scored, ScoredConfig
+from compress.recipe import NonNegative, Positive
+from compress.training import lr_factor, make_optimizer, set_lr_
+
+from .base import Job, register_search
+from .score_training import OptimizerOverrides, ScoredConfig, ScoredSearch
 
 
 class RartsConfig(ScoredConfig):
@@ -36,18 +37,24 @@ class RartsConfig(ScoredConfig):
 
     method: Literal["rarts"] = "rarts"
     lambda_: Positive = Field(1.0, alias="lambda", description="weight of the auxiliary loss")
-    beta: NotNegative = Field(1e-2, description="strength of the bond between the two sets of weights")
-    u: Rates = Field(default_factory=lambda: Rates(), description="training of the primary weights")
-    start: Literal["equal", "apart"] = Field("equal", description="apart: u begins with noise of a hundredth added")
-    update: Literal["exact", "fused"] = "exact"
+    beta: NonNegative = Field(1e-2, description="strength of the coupling between the two sets of weights")
+    u: OptimizerOverrides = Field(
+        default_factory=lambda: OptimizerOverrides(), description="training of the primary weights"
+    )
+    start: Literal["equal", "apart"] = Field(
+        "equal", description="initial u. equal: w; apart: w plus noise of 1 % of its standard deviation"
+    )
+    update: Literal["exact", "fused"] = Field(
+        "exact", description="exact: Gauss-Seidel steps; fused: half of the passes, at the old weights"
+    )
 
 
 @register_search("rarts")
-class Rarts(Scored):
-    """Network splitting and data splitting."""
+class Rarts(ScoredSearch):
+    """Two sets of weights, each trained on its half of the data, with shared scores."""
 
     Config = RartsConfig
-    reads = 2
+    batches_per_step = 2
 
     def __init__(self, config: RartsConfig, job: Job) -> None:
         super().__init__(config, job)
@@ -58,45 +65,48 @@ class Rarts(Scored):
             with torch.no_grad():
                 for u in self.u:
                     u.add_(0.01 * u.std(unbiased=False) * torch.randn_like(u))
-        self.u_rates = config.u.over(config)
-        self.u_optimizer = optimiser(self.u_rates, self.u)
+        self.u_training = config.u.merged_with(config)
+        self.u_optimizer = make_optimizer(self.u_training, self.u)
         self.optimizers = [*self.optimizers, self.u_optimizer]
 
     def state(self) -> dict[str, Tensor]:
-        mine = {f"u{i}": u for i, u in enumerate(self.u)} | {f"buffer{i}": b for i, b in enumerate(self.u_buffers)}
-        return super().state() | mine
+        own = {f"u{i}": u for i, u in enumerate(self.u)} | {f"buffer{i}": b for i, b in enumerate(self.u_buffers)}
+        return super().state() | own
 
-    def begin(self) -> None:
-        set_rate(self.u_optimizer, rate(self.u_rates, self.done, self.job.steps))
-        super().begin()
+    def begin_step(self) -> None:
+        set_lr_(self.u_optimizer, lr_factor(self.u_training, self.done, self.job.steps))
+        super().begin_step()
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         primary, auxiliary = batch
-        self.begin()
-        exact, scale = self.config.update == "exact", self.config.lambda_
+        self.begin_step()
+        exact, lambda_ = self.config.update == "exact", self.config.lambda_
         count = len(self.weights)
-        wanted = self.weights if exact else [*self.weights, *self.alpha]
-        loss_a, found = self.gradients(auxiliary, wanted, scale)
-        self.step_weights(self._bound(found[:count], self.weights, self.u))
-        of_alpha = found[count:]
-        with self.primary():  # the model's parameters hold u, self.u holds w
-            loss_p, found = self.gradients(primary, wanted)
-            bound = self._bound(found[:count], self.weights, self.u)
-        self.descend(self.u_optimizer, self.u, bound)
+        parameters = self.weights if exact else [*self.weights, *self.alpha]
+        loss_a, auxiliary_gradients = self.gradients(auxiliary, parameters, lambda_)
+        self.step_weights(self._with_coupling(auxiliary_gradients[:count]))
+        auxiliary_score_gradients = auxiliary_gradients[count:]
+        with self.primary_weights():  # the model's parameters hold u, self.u holds w
+            loss_p, primary_gradients = self.gradients(primary, parameters)
+            coupled = self._with_coupling(primary_gradients[:count])
+        primary_score_gradients = primary_gradients[count:]
+        self.step_optimizer(self.u_optimizer, self.u, coupled)
         if exact:
-            _, of_alpha = self.score_gradients(auxiliary, scale)
-            with self.primary():
-                _, found[count:] = self.score_gradients(primary)
-        penalty = self.step_scores([a + p for a, p in zip(of_alpha, found[count:], strict=True)])
+            _, auxiliary_score_gradients = self.score_gradients(auxiliary, lambda_)
+            with self.primary_weights():
+                _, primary_score_gradients = self.score_gradients(primary)
+        penalty = self.step_scores(
+            [a + p for a, p in zip(auxiliary_score_gradients, primary_score_gradients, strict=True)]
+        )
         with torch.no_grad():
-            apart = sum((u - w).square().sum() for u, w in zip(self.u, self.weights, strict=True))
-        terms = {"primary": loss_p, "auxiliary": scale * loss_a, "penalty": penalty}
-        terms["bond"] = self.config.beta / 2 * torch.as_tensor(apart)
+            distance = sum((u - w).square().sum() for u, w in zip(self.u, self.weights, strict=True))
+        terms = {"primary": loss_p, "auxiliary": lambda_ * loss_a, "penalty": penalty}
+        terms["bond"] = self.config.beta / 2 * torch.as_tensor(distance)
         return {"loss": torch.stack(list(terms.values())).sum(), **terms}
 
     @contextmanager
-    def primary(self) -> Iterator[None]:
-        """The model with u and its own statistics in place of w."""
+    def primary_weights(self) -> Iterator[None]:
+        """Let the model hold u and its batch norm statistics instead of w."""
         self._swap()
         try:
             yield
@@ -104,12 +114,12 @@ class Rarts(Scored):
             self._swap()
 
     def _swap(self) -> None:
-        mine = [*self.weights, *self.buffers]
-        for here, there in zip(mine, [*self.u, *self.u_buffers], strict=True):
-            here.data, there.data = there.data, here.data
+        auxiliary, primary = [*self.weights, *self.buffers], [*self.u, *self.u_buffers]
+        for w, u in zip(auxiliary, primary, strict=True):
+            w.data, u.data = u.data, w.data
 
     @torch.no_grad()
-    def _bound(self, gradients: list[Tensor], mine: list[nn.Parameter], other: list[nn.Parameter]) -> list[Tensor]:
-        """With the gradient of the bond, beta (mine - other)."""
-        apart = torch._foreach_sub(list(mine), list(other))
-        return list(torch._foreach_add(gradients, apart, alpha=self.config.beta))
+    def _with_coupling(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Add the gradient of the coupling, beta times the model's weights minus the other set."""
+        difference = torch._foreach_sub(list(self.weights), list(self.u))
+        return list(torch._foreach_add(gradients, difference, alpha=self.config.beta))

@@ -1,11 +1,11 @@
-"""Taylor: a dimension is worth what the loss would change without it.
+"""Taylor importance: the estimated change of the loss if a dimension is removed.
 
 Molchanov et al., Importance estimation for neural network pruning, CVPR 2019, eq. 8, with a gate of 1 on each
 dimension:
 
     importance_u = sum over batches of (alpha_u dL/dalpha_u)^2,  alpha_u = 1
 
-Nothing is trained: weights and scores stay as they are, and the batches are read in eval mode.
+Nothing is trained: weights and scores stay as they are, and the model is in eval mode.
 """
 
 from __future__ import annotations
@@ -16,28 +16,29 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..fields import Length
-from ..gates import attach_
-from . import RANKING, Job, Ranking, Search, SearchConfig, register_search
+from compress.recipe import RANKING_DESCRIPTION, Length, Ranking, SearchConfig
+from compress.surgery import attach_
+
+from .base import Job, Search, register_search
 
 
 class TaylorConfig(SearchConfig):
-    """The squared first-order change of the loss without a dimension (Molchanov et al. 2019)."""
+    """Squared first-order change of the loss if a dimension is removed (Molchanov et al. 2019)."""
 
     method: Literal["taylor"] = "taylor"
-    ranking: Ranking = Field("auto", description=RANKING.format("cost"))
+    ranking: Ranking = Field("auto", description=RANKING_DESCRIPTION.format("cost"))
     epochs: Length = Field(
-        default_factory=lambda: Length(count=50, unit="steps"), description="how much data is read: 1, or 50 steps"
+        default_factory=lambda: Length(count=50, unit="steps"), description="amount of data to read: 1, or 50 steps"
     )
 
     @property
-    def otherwise(self) -> Ranking:
+    def fallback_ranking(self) -> Ranking:
         return "cost"
 
 
 @register_search("taylor")
 class Taylor(Search):
-    """Squared gradients of the gates."""
+    """Sum of squared gradients of the gates."""
 
     Config = TaylorConfig
     trains = False
@@ -50,12 +51,14 @@ class Taylor(Search):
     def step(self, batch: Any) -> dict[str, Tensor]:
         self.done += 1
         task, model = self.job.task, self.job.model
-        found = self.job.compute.gradients(
-            lambda piece: {"loss": task.loss(task.forward(model, piece), piece)}, batch, list(self.gates.values())
-        )
-        for total, gate, g in zip(self.sums, self.gates.values(), found.gradients, strict=True):
-            total.add_((gate.detach() * g).square())
-        return found.terms
+
+        def terms(micro_batch: Any) -> dict[str, Tensor]:
+            return {"loss": task.loss(task.forward(model, micro_batch), micro_batch)}
+
+        result = self.job.gradient_computer.gradients(terms, batch, list(self.gates.values()))
+        for total, gate, gradient in zip(self.sums, self.gates.values(), result.gradients, strict=True):
+            total.add_((gate.detach() * gradient).square())
+        return result.terms
 
     def importance(self) -> dict[str, Tensor]:
         return dict(zip(self.gates, self.sums, strict=True))

@@ -21,8 +21,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import compress
 from benchmarks import data
-from benchmarks.models import cifar_resnet
-from compress.report import Report, amount
+from benchmarks.models import load_cifar_resnet
+from compress.formatting import format_count
+from compress.report import Report
 
 HERE = Path(__file__).parent
 TEACHER = {"temperature": 4, "weight": 8}
@@ -67,8 +68,8 @@ def costs(ax: Axes, report: Report) -> None:
     """What is left of MACs, parameters and latency, and what became of the accuracy."""
     dense, pruned = report.dense, report.pruned
     bars = [
-        ("MACs", pruned.macs / dense.macs, f"{amount(dense.macs)} -> {amount(pruned.macs)}"),
-        ("parameters", pruned.params / dense.params, f"{amount(dense.params)} -> {amount(pruned.params)}"),
+        ("MACs", pruned.macs / dense.macs, f"{format_count(dense.macs)} -> {format_count(pruned.macs)}"),
+        ("parameters", pruned.params / dense.params, f"{format_count(dense.params)} -> {format_count(pruned.params)}"),
     ]
     if dense.latency_ms and pruned.latency_ms:
         text = f"{dense.latency_ms:.3g} -> {pruned.latency_ms:.3g} ms"
@@ -101,14 +102,16 @@ def draw(report: Report, path: Path) -> None:
 def resnet20(folder: Path) -> Report:
     """A trained ResNet-20 on CIFAR-10, cut to half of its multiply-adds; accuracy on 10000 test images."""
     torch.set_num_threads(1)
-    train = DataLoader(data.Flipped(*data.cifar10(folder, "train", 50000)), 64, shuffle=True, drop_last=True)
-    val = DataLoader(TensorDataset(*data.cifar10(folder, "test", 10000)), 500)
-    return compress.prune(cifar_resnet("resnet20", folder), RECIPE, train=train, val=val, device="cpu").report
+    train = DataLoader(
+        data.CropFlipDataset(*data.load_cifar10(folder, "train", 50000)), 64, shuffle=True, drop_last=True
+    )
+    val = DataLoader(TensorDataset(*data.load_cifar10(folder, "test", 10000)), 500)
+    return compress.prune(load_cifar_resnet("resnet20", folder), RECIPE, train=train, val=val, device="cpu").report
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    data.add_option(parser)
+    data.add_data_option(parser)
     parser.add_argument("--report", type=Path, help="of a run that was made; else one is made")
     parser.add_argument("--picture", type=Path, default=HERE / "resnet20.png")
     options = parser.parse_args()

@@ -1,0 +1,44 @@
+"""Training and validation data: named loaders, reproducible iteration, halves for bilevel searches, sharding.
+
+Batches are opaque here; a task knows what is in them.
+"""
+
+from .accumulation import accumulate_batches
+from .batches import (
+    BatchPosition,
+    count_steps,
+    derive_seed,
+    iterate_batches,
+    loader_problems,
+    num_batches,
+    peek_first_batch,
+    preserved_generators,
+    seed_loader,
+)
+from .halves import split_into_halves
+from .micro_batches import AccumulatedBatch, batch_size_of, batches_of_step, slice_batch, split_batch
+from .named_loaders import DATA_SOURCES, TrainValLoaders, loaders
+from .sharding import shard_loader
+
+__all__ = [
+    "DATA_SOURCES",
+    "AccumulatedBatch",
+    "BatchPosition",
+    "TrainValLoaders",
+    "accumulate_batches",
+    "batch_size_of",
+    "batches_of_step",
+    "count_steps",
+    "derive_seed",
+    "iterate_batches",
+    "loader_problems",
+    "loaders",
+    "num_batches",
+    "peek_first_batch",
+    "preserved_generators",
+    "seed_loader",
+    "shard_loader",
+    "slice_batch",
+    "split_batch",
+    "split_into_halves",
+]

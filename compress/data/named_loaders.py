@@ -1,0 +1,138 @@
+"""Loaders by name, for the command line and for recipes with a `data.source`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import io
+import itertools
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from compress.recipe import Data
+
+DATA_SOURCES = "digits, cifar10:FOLDER, cifar100:FOLDER, folder:FOLDER (with train/ and val/) or package.module:factory"
+IMAGENET_MEAN_STD = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+TrainValLoaders = tuple[Iterable[Any] | None, Iterable[Any] | None]
+
+
+def loaders(data: Data) -> TrainValLoaders:
+    """Return the training and validation loaders of (image, class) that a recipe names.
+
+    Raises:
+        ValueError: there is no such source, or its factory does not return two loaders.
+        FileNotFoundError: the folder does not hold what the source needs.
+    """
+    kind, _, rest = (data.source or "").partition(":")
+    if kind == "digits":
+        return _make_both(*digits_datasets(), data)
+    if kind in ("cifar10", "cifar100") and rest:
+        return _make_both(*_cifar_datasets(kind, Path(rest), data), data)
+    if kind == "folder" and rest:
+        return _make_both(*_folder_datasets(Path(rest), data), data)
+    if rest:
+        return _call_factory(kind, rest, data)
+    raise ValueError(f"data.source {data.source!r}: expected {DATA_SOURCES}")
+
+
+def digits_datasets() -> tuple[TensorDataset, TensorDataset]:
+    """Return training and validation sets of scikit-learn's 1797 handwritten digits (1x8x8), split 4 to 1."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x = torch.tensor(images, dtype=torch.float32).view(-1, 1, 8, 8) / 8 - 1
+    y = torch.tensor(labels, dtype=torch.long)
+    test = torch.arange(len(x)) % 5 == 0
+    return TensorDataset(x[~test], y[~test]), TensorDataset(x[test], y[test])
+
+
+def _make_both(train: Dataset[Any], val: Dataset[Any], data: Data) -> TrainValLoaders:
+    workers: dict[str, Any] = {"num_workers": data.workers, "pin_memory": torch.cuda.is_available()}
+    return (
+        DataLoader(train, data.batch_size, shuffle=True, drop_last=len(train) > data.batch_size, **workers),  # type: ignore[arg-type]
+        DataLoader(val, data.batch_size, **workers),
+    )
+
+
+def _call_factory(module: str, name: str, data: Data) -> TrainValLoaders:
+    try:
+        factory = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"data.source {module}:{name}: {error}. Expected {DATA_SOURCES}.") from error
+    pair = factory(data) if _takes_argument(factory) else factory()
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(f"data.source {module}:{name}: expected (train, val) loaders; got {type(pair).__name__}")
+    return pair[0], pair[1]
+
+
+def _takes_argument(factory: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+        return any(p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) for p in parameters)
+    except ValueError:  # a class written in C has no signature
+        return False
+
+
+def _cifar_datasets(kind: str, folder: Path, data: Data) -> tuple[Dataset[Any], Dataset[Any]]:
+    """Read torchvision's CIFAR, or {train,test}.npz of JPEG files; train with padded crops and flips."""
+    from torchvision import datasets, transforms
+
+    size = data.size or 32
+    plain = [transforms.ToTensor(), transforms.Normalize(*IMAGENET_MEAN_STD)]
+    if size != 32:
+        plain.insert(0, transforms.Resize(size))
+    crops = [transforms.RandomCrop(32, 4), transforms.RandomHorizontalFlip(), *plain]
+    both = (transforms.Compose(crops), transforms.Compose(plain))
+    if (folder / "train.npz").exists():
+        return _JpegArchive(folder / "train.npz", both[0]), _JpegArchive(folder / "test.npz", both[1])
+    make = datasets.CIFAR10 if kind == "cifar10" else datasets.CIFAR100
+    try:
+        return make(str(folder), True, both[0]), make(str(folder), False, both[1])
+    except RuntimeError as error:
+        raise FileNotFoundError(
+            f"data.source {kind}:{folder}: found neither torchvision's {kind} nor train.npz and test.npz there"
+        ) from error
+
+
+def _folder_datasets(folder: Path, data: Data) -> tuple[Dataset[Any], Dataset[Any]]:
+    """Read train/CLASS/image and val/CLASS/image; train with random crops and flips, validate on center crops."""
+    from torchvision import datasets, transforms
+
+    if missing := [name for name in ("train", "val") if not (folder / name).is_dir()]:
+        raise FileNotFoundError(
+            f"data.source folder:{folder}: expected train/ and val/ in it; {missing[0]}/ is missing"
+        )
+    size = data.size or 224
+    tail = [transforms.ToTensor(), transforms.Normalize(*IMAGENET_MEAN_STD)]
+    crops = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), *tail]
+    plain = [transforms.Resize(round(size / 0.875)), transforms.CenterCrop(size), *tail]
+    return (
+        datasets.ImageFolder(str(folder / "train"), transforms.Compose(crops)),
+        datasets.ImageFolder(str(folder / "val"), transforms.Compose(plain)),
+    )
+
+
+class _JpegArchive(Dataset[tuple[Tensor, int]]):
+    """Images of an .npz archive, decoded once: image i is the JPEG file jpeg[offset[i]:offset[i + 1]]."""
+
+    def __init__(self, path: Path, transform: Callable[[Any], Tensor]) -> None:
+        from PIL import Image
+
+        with np.load(path) as archive:
+            jpeg, offset, label = (archive[key] for key in ("jpeg", "offset", "label"))
+        parts = [jpeg[a:b].tobytes() for a, b in itertools.pairwise(offset)]
+        self.images = [Image.open(io.BytesIO(part)).convert("RGB") for part in parts]
+        self.labels = label.astype(int).tolist()
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.transform(self.images[i]), self.labels[i]

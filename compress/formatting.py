@@ -1,0 +1,59 @@
+"""Format numbers and values for tables, pages and messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+FRACTION_METRICS = ("accuracy", "top5")  # shown in percent
+
+
+def format_percent(fraction: float) -> str:
+    """Format a fraction as a percentage, rounded up to four digits so that a reported minimum can be reached."""
+    digits = 3 - math.floor(math.log10(100 * fraction)) if fraction > 0 else 0
+    return f"{math.ceil(round(100 * fraction * 10**digits, 6)) / 10**digits:.4g}%"
+
+
+def format_metric(metric: str, value: float) -> str:
+    """Format a metric's value: accuracies in percent, others with four digits."""
+    return f"{100 * value:.2f} %" if metric in FRACTION_METRICS else f"{value:.4g}"
+
+
+def format_time(value: float, spread: float | None) -> str:
+    """Format a time with its spread, to the digits that are significant given the spread.
+
+    >>> timed(0.6641, 0.14), timed(38.4219, 0.612), timed(1234.5, 123.0), timed(0.6641, None)
+    ('0.66 ± 0.14', '38.42 ± 0.61', '1234 ± 123', '0.6641')
+    """
+    if spread is None or not 0 < spread < math.inf:
+        return f"{value:.4g}" if spread is None else f"{value:.4g} ± {spread:.2g}"
+    digits = max(0, 1 - math.floor(math.log10(spread)))
+    return f"{value:.{digits}f} ± {spread:.{digits}f}"
+
+
+def format_count(number: float) -> str:
+    """Format a count with three digits and a unit: 1234567 is 1.23M."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g}{unit}" if number < 1000 * size else f"{number / size:.0f}{unit}"
+    return f"{number:g}"
+
+
+def text_bar(fraction: float, length: int = 8) -> str:
+    """Draw a fraction as a bar of block characters."""
+    full = round(fraction * length)
+    return "█" * full + "░" * (length - full)
+
+
+def describe_value(value: Any) -> str:
+    """Describe the type of a value for an error message, with the shapes of tensors."""
+    if isinstance(value, Tensor):
+        return f"tensor{list(value.shape)}"
+    if isinstance(value, Mapping):
+        return "a dict of " + ", ".join(f"{k!r}: {describe_value(v)}" for k, v in list(value.items())[:6])
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of " + (", ".join(describe_value(v) for v in value[:4]) or "nothing")
+    return type(value).__name__

@@ -1,0 +1,235 @@
+"""Classes of joined atoms: the properties of each dimension that can be kept or dropped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .atoms import AtomIds, Atoms, Mark
+from .axes import Axes
+from .group import Index, Slot
+
+Flags = NDArray[np.bool_]
+# A product of queries and keys is divided by the root of their width. The factor (kept / dense) ** 0.25 on queries and
+# on keys keeps the scale of the dense width.
+ROOT_POWER = 0.25
+
+
+class GroupKind(IntEnum):
+    """Kinds of groups; `label` is the name in recipes and reports."""
+
+    CHANNELS = 0
+    RESIDUAL = 1
+    ATTENTION = 2
+    MLP = 3
+    HEADS = 4
+    EMBEDDING = 5
+
+    @property
+    def label(self) -> str:
+        """Return the name of the kind."""
+        return self.name.lower()
+
+
+@dataclass
+class FreezeReasons:
+    """Why classes cannot be cut."""
+
+    index: Index  # class -> index into `texts`, or -1
+    texts: list[str]
+
+    def add(self, frozen: Flags, text: str) -> None:
+        """Freeze classes that are not frozen yet."""
+        self.index[frozen & (self.index < 0)] = len(self.texts)
+        self.texts.append(text)
+
+
+class FirstWriters(NamedTuple):
+    """The tensor that writes each class first."""
+
+    axis: Index  # class -> number of the axis, or -1
+    order: Index  # class -> place of the write in the order of the run, or -1
+
+
+class ClassFlags(NamedTuple):
+    """Properties of classes."""
+
+    added: Flags  # part of a residual stream
+    contracted: Flags  # a product of activations, or a norm of vectors, sums over it
+    attention_value: Flags  # attention weights it
+    divided_by_root: Flags  # the product that sums over it is divided by the root of its width
+    normed: Flags  # a norm acts on it
+
+
+class AxisRoles(NamedTuple):
+    """Numbers of axes of tensors, by what operators do with them."""
+
+    inputs: set[int]  # input columns of a layer
+    factors: set[int]  # factors on what rows of weights write
+    affine: set[int]  # factors, and weights and biases of norms
+
+
+class SlotRole(NamedTuple):
+    """Gating and rescaling of a class on one axis."""
+
+    gated: bool
+    rescale_power: float
+
+
+@dataclass
+class AtomClasses:
+    """Joined atoms form a class, identified by its smallest atom: one dimension that can be kept or dropped."""
+
+    roots: AtomIds  # atom -> its class
+    kinds: Index  # class -> GroupKind
+    frozen: FreezeReasons
+    first_writers: FirstWriters
+    flags: ClassFlags
+    axis_roles: AxisRoles
+
+    @classmethod
+    def build(cls, atoms: Atoms, axes: Axes) -> AtomClasses:
+        """Derive the properties of all classes from the marks of their atoms."""
+        roots = atoms.class_roots()
+        axis_of_atom = np.full(atoms.count, -1, dtype=np.int64)
+        for number in range(len(atoms.axes)):
+            axis_of_atom[axes.atom_ids[number]] = number
+
+        def marked(mark: Mark) -> Flags:
+            return atoms.marked_classes(mark, roots)
+
+        flags = ClassFlags(
+            added=marked(Mark.ADDED),
+            contracted=marked(Mark.CONTRACTED),
+            attention_value=marked(Mark.ATTENTION_VALUE),
+            divided_by_root=marked(Mark.DIVIDED_BY_ROOT),
+            normed=marked(Mark.LAYER_NORMED) | marked(Mark.VECTOR_NORMED),
+        )
+        first_writers = _first_writers(atoms, roots, axis_of_atom)
+        return cls(
+            roots,
+            _kinds(atoms, flags, in_product=marked(Mark.IN_PRODUCT), tokens=marked(Mark.TOKENS)),
+            _freeze_reasons(atoms, roots, flags, is_written=first_writers.axis >= 0),
+            first_writers,
+            flags,
+            AxisRoles(
+                inputs=_axes_with(Mark.READ, atoms, axis_of_atom),
+                factors=_axes_with(Mark.FACTOR, atoms, axis_of_atom),
+                affine=_axes_with(Mark.AFFINE, atoms, axis_of_atom),
+            ),
+        )
+
+    def kind(self, member: int) -> GroupKind:
+        """Return the kind of a class."""
+        return GroupKind(int(self.kinds[member]))
+
+    def gated_on_output(self, member: int) -> bool:
+        """Return whether gates are on the rows that write a class, because no layer's input columns could hold them."""
+        return bool(self.flags.contracted[member]) or self.kind(member) is GroupKind.EMBEDDING
+
+    def slot_role(self, member: int, axis: int) -> SlotRole:
+        """Return whether a score of a class multiplies this axis, and the power of the width that rescales it.
+
+        A product of queries and keys is divided by the root of their width, so each is rescaled by a fourth root, and
+        so are values that are cut with them; the layer that reads the values compensates. If queries and keys are
+        normed, the norm's weights are rescaled instead. A residual stream that is normed is gated where it is written
+        and where a norm returns it.
+        """
+        is_input = axis in self.axis_roles.inputs
+        if not self.gated_on_output(member):
+            return SlotRole(is_input, 0.0)
+        gated = not is_input and axis not in self.axis_roles.factors
+        if not self.flags.divided_by_root[member]:
+            return SlotRole(gated, 0.0)
+        if self.flags.normed[member]:
+            return SlotRole(gated, ROOT_POWER if axis in self.axis_roles.affine else 0.0)
+        return SlotRole(gated, ROOT_POWER if gated else -ROOT_POWER if is_input else 0.0)
+
+    def can_drop_branch(self, slots: list[Slot], atoms: Atoms, axes: Axes) -> bool:
+        """Return whether the group is the whole input of its readers, and these only add to a residual stream."""
+        input_slots = [slot for slot in slots if slot.is_input]
+        for slot in input_slots:
+            rows = atoms.axes.get((slot.tensor, 1 - slot.dim)) if slot.dim < 2 else None
+            if rows is None or slot.index.size != atoms.axes[slot.tensor, slot.dim].size:
+                return False
+            streams = self.roots[rows]
+            begins_stream = self.first_writers.axis[streams] == axes.number_of_key[slot.tensor, 1 - slot.dim]
+            if not self.flags.added[streams].all() or begins_stream.any():
+                return False
+        return bool(input_slots)
+
+    def attention_part(self, member: int) -> str:
+        """Return qk, v, or qkv if they are cut together; empty if the class does not belong to attention."""
+        if self.kind(member) is not GroupKind.ATTENTION:
+            return ""
+        contracted = bool(self.flags.contracted[member])
+        return ("qk" if contracted else "") + ("v" if self.flags.attention_value[member] or not contracted else "")
+
+    def group_members(self, axes: Axes) -> list[Index]:
+        """Return arrays of written classes with the same kind, reason and number of positions on every axis.
+
+        They are in the order of the run. Classes are compared by a sum of random numbers, one for each axis, kind and
+        reason.
+        """
+        random = np.random.default_rng(0)
+        table_sizes = [len(GroupKind), len(self.frozen.texts) + 1, len(axes.atom_ids)]
+        kind, reason, axis = (random.integers(1, 2**63, size=size, dtype=np.uint64) for size in table_sizes)
+        signature = kind[self.kinds] + reason[self.frozen.index]
+        np.add.at(signature, self.roots[axes.all_atoms], np.repeat(axis, axes.sizes))
+        written = np.flatnonzero(self.first_writers.axis >= 0)
+        written = written[self.roots[written] == written]
+        _, group_of = np.unique(signature[written], return_inverse=True)
+        groups = np.split(written[np.argsort(group_of, kind="stable")], np.cumsum(np.bincount(group_of))[:-1])
+        order = self.first_writers.order
+        return sorted((members for members in groups if members.size), key=lambda g: (order[g[0]], g[0]))
+
+
+def _first_writers(atoms: Atoms, roots: AtomIds, axis_of_atom: Index) -> FirstWriters:
+    axis, order = (np.full(atoms.count, -1, dtype=np.int64) for _ in range(2))
+    for time, atom_ids in reversed(list(enumerate(atoms.marked_arrays(Mark.WRITTEN)))):
+        axis[roots[atom_ids]], order[roots[atom_ids]] = axis_of_atom[atom_ids], time
+    return FirstWriters(axis, order)
+
+
+def _kinds(atoms: Atoms, flags: ClassFlags, in_product: Flags, tokens: Flags) -> Index:
+    kinds = np.where(tokens, GroupKind.MLP, GroupKind.CHANNELS)
+    kinds = np.where(flags.added, GroupKind.RESIDUAL, kinds)
+    kinds = np.where(flags.normed & (kinds == GroupKind.RESIDUAL), GroupKind.EMBEDDING, kinds)
+    attention = (
+        np.where(flags.contracted, GroupKind.ATTENTION, GroupKind.HEADS) if atoms.whole_heads else GroupKind.ATTENTION
+    )
+    return np.where(in_product, attention, kinds)
+
+
+def _freeze_reasons(atoms: Atoms, roots: AtomIds, flags: ClassFlags, is_written: Flags) -> FreezeReasons:
+    """Return why classes cannot be cut: first the reasons of the rules, then those that follow from marks."""
+    frozen = FreezeReasons(*atoms.freeze_reasons(roots))
+
+    def marked(mark: Mark) -> Flags:
+        return atoms.marked_classes(mark, roots)
+
+    frozen.add(flags.normed & ~flags.added & ~flags.contracted, "is mixed by a layer norm")
+    read_and_written = np.zeros(atoms.count, dtype=bool)
+    read_and_written[roots[atoms.marked_atoms(Mark.READ) & atoms.marked_atoms(Mark.WRITTEN)]] = True
+    frozen.add(read_and_written, "is read and written through the same parameter")
+    frozen.add(is_written & ~marked(Mark.READ) & ~flags.contracted, "nothing reads it")
+    frozen.add(
+        flags.contracted & marked(Mark.CHANGED_BEFORE_READ),
+        "is multiplied with an activation, and changed before a layer reads it",
+    )
+    frozen.add(
+        flags.divided_by_root & flags.normed & ~marked(Mark.AFFINE),
+        "is divided by its norm, and its product by the root of its width",
+    )
+    return frozen
+
+
+def _axes_with(mark: Mark, atoms: Atoms, axis_of_atom: Index) -> set[int]:
+    """Return the numbers of the axes of tensors that got a mark."""
+    arrays = [axis_of_atom[atom_ids] for atom_ids in atoms.marked_arrays(mark)]
+    numbers = np.unique(np.concatenate([axis_of_atom[:0], *arrays]))
+    return {number for number in numbers.tolist() if number >= 0}

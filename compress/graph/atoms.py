@@ -1,0 +1,203 @@
+"""Atoms: one per position of every dimension of every parameter, joined if their positions must be removed together.
+
+Each tensor in the graph is described by a `TracedTensor`: for every dimension either `None` (its size is fixed) or an
+array with one atom per position. Rules of operators join atoms, move them, mark them or freeze them. Joined atoms form
+a class (union-find), and a class is one dimension that can be kept or dropped.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+AtomIds = NDArray[np.int64]
+
+
+class Mark(Enum):
+    """Ways in which operators use the positions of a dimension."""
+
+    READ = auto()  # input columns of a parameter are contracted with it
+    WRITTEN = auto()  # a parameter's rows produce it
+    ADDED = auto()  # activations are added along it: a residual stream
+    TOKENS = auto()  # the last of three or more dimensions: features of tokens
+    CONTRACTED = auto()  # two activations are multiplied and summed over it, as queries and keys are
+    IN_PRODUCT = auto()  # a dimension of an activation that is multiplied with another, summed over or not
+    ATTENTION_VALUE = auto()  # features of the values that attention weights
+    DIVIDED_BY_ROOT = auto()  # the product summed over it is divided by the root of its width
+    LAYER_NORMED = auto()  # a layer norm or RMS norm acts on it, which can be cut
+    VECTOR_NORMED = auto()  # the norm of a vector is taken along it
+    CHANGED_BEFORE_READ = auto()  # more than factors come between its writer and a layer that reads it
+    FACTOR = auto()  # a parameter multiplies what rows of weights wrote
+    AFFINE = auto()  # FACTOR, or weight or bias of a norm
+
+
+class BatchNormOutput(NamedTuple):
+    """A tensor that comes straight from a batch norm, so that its mean is known."""
+
+    weight: str  # name of the norm's weight
+    activation: str  # applied since: "", "relu" or "relu6"
+
+
+class GroupedConv(NamedTuple):
+    """The way in which a grouped convolution is cut."""
+
+    groups: int
+    cut_whole_groups: bool  # else the same positions in every group
+
+
+@dataclass
+class TracedTensor:
+    """Describe one tensor of the graph: its shape and the atoms along each of its dimensions."""
+
+    shape: tuple[int, ...]
+    atom_ids: list[AtomIds | None]
+    is_parameter: bool = False  # one parameter or buffer, possibly rearranged: a factor on it stays a factor
+    is_constant: bool = False  # computed from parameters and buffers only
+    name: str = ""  # of the parameter or buffer, if `is_parameter`
+    batch_norm: BatchNormOutput | None = None
+    expanded_dims: frozenset[int] = frozenset()  # dimensions, counted from the last, expanded from one position
+    scales_with_rows: bool = False  # a factor on the rows of the weights that wrote it is a factor on it
+    contracted: AtomIds | None = None  # summed over in the product of activations that it comes from
+
+    @classmethod
+    def fixed(cls, shape: tuple[int, ...], is_constant: bool = False) -> TracedTensor:
+        """Describe a tensor of which no dimension can be cut."""
+        return cls(shape, [None] * len(shape), is_constant=is_constant)
+
+
+@dataclass(frozen=True)
+class MacTerm:
+    """Multiply-adds of one operator: `factor` times the number of atoms along each of `dims`."""
+
+    factor: int
+    dims: tuple[AtomIds, ...]
+
+    @property
+    def dense_macs(self) -> int:
+        """Return the multiply-adds at full width."""
+        return self.factor * math.prod(d.size for d in self.dims)
+
+
+@dataclass(frozen=True)
+class SizeHint:
+    """A size that a module's own code used; an attribute of the module may hold it."""
+
+    module: str
+    size: int
+    atom_ids: AtomIds
+    name_part: str = ""  # the name of the attribute contains this
+
+
+@dataclass
+class Atoms:
+    """All atoms of one model, and what the rules of its operators recorded about them."""
+
+    whole_heads: bool = False  # cut whole heads, not the same dimensions of all heads
+    separate_qkv: bool = False  # cut queries and keys independently of values
+    compact_modules: frozenset[str] = frozenset()  # modules in compact form, whose code takes all widths from weights
+    compact_when_cut: frozenset[str] = frozenset()  # modules that switch to their compact form only if they are cut
+    int_attributes: dict[str, set[int]] = field(default_factory=dict)  # module -> integers among its attributes
+
+    count: int = 0
+    axes: dict[tuple[str, int], AtomIds] = field(default_factory=dict)  # (tensor name, dim) -> its atoms
+    mac_terms: list[MacTerm] = field(default_factory=list)
+    size_hints: list[SizeHint] = field(default_factory=list)
+    grouped_convs: dict[str, GroupedConv] = field(default_factory=dict)  # by weight
+    input_norms: dict[str, BatchNormOutput | None] = field(default_factory=dict)  # reading weight -> norm of its input
+    reader_modules: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code uses it
+    pair_modules: set[str] = field(default_factory=set)  # modules that return a tuple of two
+    current_module: str | None = None  # the module whose operator is traced, for reasons and hints
+    _edges: list[tuple[AtomIds, AtomIds]] = field(default_factory=list)
+    _marks: dict[Mark, list[AtomIds]] = field(default_factory=dict)
+    _frozen: list[tuple[AtomIds, str]] = field(default_factory=list)
+
+    def new(self, size: int) -> AtomIds:
+        """Create `size` atoms."""
+        self.count += size
+        return np.arange(self.count - size, self.count, dtype=np.int64)
+
+    def join(self, a: AtomIds, b: AtomIds) -> None:
+        """Keep or drop positions `a` and `b` together, pair by pair."""
+        if a is not b:
+            self._edges.append((a, b))
+
+    def freeze(self, atom_ids: AtomIds | None, reason: str) -> None:
+        """Exclude these positions from cutting; `reason` completes "this dimension ..."."""
+        if atom_ids is not None and atom_ids.size:
+            reason = f"{reason} (in {self.current_module})" if self.current_module else reason
+            self._frozen.append((atom_ids.ravel(), reason))
+
+    def mark(self, atom_ids: AtomIds | None, mark: Mark) -> None:
+        """Record what an operator does with these positions."""
+        if atom_ids is not None:
+            self._marks.setdefault(mark, []).append(atom_ids.ravel())
+
+    def add_size_hint(self, size: int, atom_ids: AtomIds, name_part: str = "") -> None:
+        """Record that the current module's code used this size: an attribute of it may have to follow the width."""
+        if self.current_module is not None:
+            self.size_hints.append(SizeHint(self.current_module, size, atom_ids, name_part))
+
+    def frozen_padding(self, size: int, reason: str) -> AtomIds:
+        """Create atoms for positions of fixed number."""
+        atom_ids = self.new(size)
+        self.freeze(atom_ids, reason)
+        return atom_ids
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return the state as of now, for `restore_`."""
+        return {
+            name: {mark: list(arrays) for mark, arrays in value.items()} if name == "_marks" else copy.copy(value)
+            for name, value in vars(self).items()
+        }
+
+    def restore_(self, snapshot: dict[str, Any]) -> None:
+        """Return to the state of a snapshot."""
+        vars(self).update(snapshot)
+
+    def class_roots(self) -> AtomIds:
+        """Return the smallest atom of each atom's class, by hooking and pointer jumping on whole arrays."""
+        root = np.arange(self.count, dtype=np.int64)
+        if not self._edges:
+            return root
+        a = np.concatenate([edge[0].ravel() for edge in self._edges])
+        b = np.concatenate([edge[1].ravel() for edge in self._edges])
+        while True:
+            root_a, root_b = root[a], root[b]
+            differ = root_a != root_b
+            if not differ.any():
+                return root
+            a, b, root_a, root_b = a[differ], b[differ], root_a[differ], root_b[differ]
+            np.minimum.at(root, np.maximum(root_a, root_b), np.minimum(root_a, root_b))
+            while not np.array_equal(root, jumped := root[root]):
+                root = jumped
+
+    def marked_classes(self, mark: Mark, roots: AtomIds) -> NDArray[np.bool_]:
+        """Return a flag per class (by root): whether one of its atoms has this mark."""
+        flags = np.zeros(self.count, dtype=bool)
+        for atom_ids in self.marked_arrays(mark):
+            flags[roots[atom_ids]] = True
+        return flags
+
+    def marked_arrays(self, mark: Mark) -> list[AtomIds]:
+        """Return the arrays that got this mark, in the order of the graph."""
+        return self._marks.get(mark, [])
+
+    def marked_atoms(self, mark: Mark) -> NDArray[np.bool_]:
+        """Return a flag per atom: whether it has this mark."""
+        flags = np.zeros(self.count, dtype=bool)
+        for atom_ids in self.marked_arrays(mark):
+            flags[atom_ids] = True
+        return flags
+
+    def freeze_reasons(self, roots: AtomIds) -> tuple[NDArray[np.int64], list[str]]:
+        """Return for each class (by root) the index of the first reason why it is frozen, or -1, and all reasons."""
+        first_reason = np.full(self.count, -1, dtype=np.int64)
+        for i in range(len(self._frozen) - 1, -1, -1):
+            first_reason[roots[self._frozen[i][0]]] = i
+        return first_reason, [reason for _, reason in self._frozen]

@@ -1,0 +1,73 @@
+"""All groups of a model: which channels, heads and MLP units can be removed, and at what cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from .atoms import BatchNormOutput
+from .costs import Cost
+from .group import BranchRemoval, Group, RefusedGroup, TracedPart, WidthAttribute
+
+OUTPUT_REASON = "is an output of the network"  # every network has such dimensions
+
+
+@dataclass
+class Groups:
+    """All groups of a model that can be cut, those that cannot, and the cost of any choice of widths."""
+
+    offered: list[Group]
+    refused: list[RefusedGroup]
+    cost: Cost
+    attributes: list[WidthAttribute]
+    # Attributes that may follow a width; tried if verification fails without them.
+    candidate_attributes: list[WidthAttribute] = field(default_factory=list)
+    parts: list[TracedPart] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    input_norms: dict[str, BatchNormOutput | None] = field(default_factory=dict)  # reading weight -> norm of its input
+    branches: dict[str, BranchRemoval] = field(default_factory=dict)  # groups that may be dropped completely
+    pair_modules: set[str] = field(default_factory=set)  # modules that return a tuple of two
+    compact_modules: set[str] = field(default_factory=set)  # modules that switch to their compact form if they are cut
+    reader_modules: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code uses it
+
+    def __repr__(self) -> str:
+        return f"Groups({[f'{g.name}: {g.width}' for g in self.offered]}, {len(self.refused)} refused)"
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.offered)
+
+    def __len__(self) -> int:
+        return len(self.offered)
+
+    def __getitem__(self, name: str) -> Group:
+        return next(g for g in self.offered if g.name == name)
+
+    def describe_refusals(self) -> str:
+        """Return the most common reasons why groups are not cut, by the network and by the target, and some notes."""
+        reasons = [(r.reason.partition(" (in ")[0], r.reason) for r in self.refused]  # without and with the module
+        first_with_module, counts = dict(reversed(reasons)), Counter(reason for reason, _ in reasons)
+        common = [reason for reason, _ in counts.most_common() if reason != OUTPUT_REASON]
+        main = [
+            next((reason for reason in common if ("target." in reason) == by_target), "") for by_target in (False, True)
+        ]
+        main = sorted(filter(None, main), key=lambda reason: -counts[reason])
+        main = main or [OUTPUT_REASON] * (OUTPUT_REASON in counts)
+        sentences = []
+        for reason in main if main != [OUTPUT_REASON] or not self.offered else ():
+            text = first_with_module[reason]
+            if counts[reason] > 1:
+                text = text.replace(" (in ", " (first in ")
+            sentences.append(f"{counts[reason]} {'is' if counts[reason] == 1 else 'are'} left alone: {text}")
+        if not self.offered:
+            advice = sorted(self.notes, key=lambda note: "target." not in note)[:3]
+            sentences += [note for note in self.notes if note in advice]
+        return "".join(f"{sentence}. " for sentence in sentences)
+
+    def refuse(self, groups: Iterable[Group], reason: str) -> None:
+        """Move groups from `offered` to `refused`."""
+        names = {g.name for g in groups}
+        self.refused += [RefusedGroup(g.name, g.kind, g.width, reason) for g in self.offered if g.name in names]
+        self.offered = [g for g in self.offered if g.name not in names]
+        self.branches = {name: branch for name, branch in self.branches.items() if name not in names}
+        self.cost = self.cost.without(names)

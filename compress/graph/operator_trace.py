@@ -1,0 +1,291 @@
+"""Trace one run of a model: the rule of every ATen operator says what it does to the dimensions of its tensors.
+
+The run is an ordinary forward pass under a dispatch mode, which sees functional calls, views and in-place operators.
+A model whose code looks at the values of activations (`if x.mean() > 0`, or shapes that depend on them) takes one of
+several paths, and one run says nothing about the others, so such a model is not traced. In all other models the values
+of activations do not matter, so convolutions and matrix products are not computed: they return zeros
+(shape_only_kernels.py). A model that does not run on zeros, calls custom operators or writes to its buffers is run
+again with real numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from compress.modules import modules_of, tensors_in
+
+from . import rules  # noqa: F401  (fills the table of rules)
+from .atoms import Atoms, Mark, TracedTensor
+from .rules.registry import RULES, OperatorCall, barrier
+from .shape_only_kernels import SHAPE_ONLY
+from .traced_parameters import tensor_names, trace_parameter
+
+VALUE_DEPENDENT_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+class Untraceable(Exception):
+    """The model cannot be traced; the message says where and why."""
+
+
+class _ValuesNeeded(Exception):
+    """The run may depend on numbers that were not computed."""
+
+
+def trace_operators(
+    atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str = ""
+) -> set[str]:
+    """Run `model`, record its operators in `atoms`, and return the names of the tensors it uses, below `prefix`.
+
+    Raises:
+        Untraceable: The model's path depends on the values of its input, or it fails; `atoms` is left as it was.
+    """
+    snapshot = atoms.snapshot()
+    try:
+        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=True)
+    except Untraceable:
+        raise
+    except Exception:  # the zeros may be the cause
+        atoms.restore_(snapshot)
+        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=False)
+
+
+def _trace_run(
+    atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str, shapes_only: bool
+) -> set[str]:
+    tracer = _OperatorTracer(atoms, {tensor_id: prefix + name for tensor_id, name in tensor_names(model).items()})
+    modules = modules_of(model)
+    if shapes_only:
+        buffers = (b for module in modules.values() for b in module._buffers.values() if b is not None)
+        tracer.shapes_only = True
+        tracer.buffer_memory = {b.untyped_storage().data_ptr() for b in buffers}
+    paths = {id(module): (prefix + name).rstrip(".") for name, module in modules.items()}
+
+    def enter(module: nn.Module, _: Any) -> None:
+        tracer.module_stack.append(paths.get(id(module), tracer.module_stack[-1]))
+
+    def leave(module: nn.Module, _: Any, result: Any) -> None:
+        path = tracer.module_stack.pop()
+        if isinstance(result, tuple) and len(result) == 2:
+            atoms.pair_modules.add(path)
+
+    inputs = tensors_in((args, kwargs))
+    for tensor in inputs:
+        tracer.describe(tensor, TracedTensor.fixed(tuple(tensor.shape)))
+    handles = [module_hooks.register_module_forward_pre_hook(enter), module_hooks.register_module_forward_hook(leave)]
+    snapshot = atoms.snapshot()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _PythonAccessWatcher(tracer), tracer:
+            result = model(*args, **kwargs)
+    except Exception as error:
+        atoms.restore_(snapshot)  # the records of half a run are incomplete
+        if shapes_only or isinstance(error, Untraceable):
+            raise
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        where = tracer.module_stack[-1] or "the model"
+        raise Untraceable(f"{where} does not run under a dispatch mode ({text})") from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for tensor in inputs:  # they belong to the caller
+            _Description.remove_from_(tensor)
+    atoms.current_module = None
+    reason = f"is an output of `{prefix[:-1]}`, whose caller is not traced" if prefix else "is an output of the network"
+    for tensor in tensors_in(result):
+        for atom_ids in tracer.traced(tensor).atom_ids:
+            atoms.freeze(atom_ids, reason)
+    return {tracer.names[tensor_id] for tensor_id in tracer.parameters}
+
+
+@dataclass(frozen=True)
+class _OperatorSchema:
+    """The parts of an ATen operator's schema that tracing needs."""
+
+    namespace: str
+    op: str
+    argument_names: tuple[str, ...]
+    defaults: dict[str, Any]
+    written_arguments: tuple[int, ...]
+    depends_on_values: bool  # its output, or the shape of it, leads values of tensors to Python
+    is_convolution: bool
+
+
+@cache
+def _schema_of(func: Any) -> _OperatorSchema:
+    namespace, _, op = func._schema.name.partition("::")
+    op = op.rstrip("_") if not op.startswith("__") else op
+    arguments = func._schema.arguments
+    return _OperatorSchema(
+        namespace,
+        op,
+        tuple(a.name for a in arguments),
+        {a.name: a.default_value for a in arguments if a.has_default_value()},
+        tuple(i for i, a in enumerate(arguments) if a.is_write),
+        bool(VALUE_DEPENDENT_TAGS & set(func.tags)),
+        "conv" in op,
+    )
+
+
+@dataclass(frozen=True)
+class _Description:
+    """The `TracedTensor` of an activation and the time of the operator that produced it.
+
+    It is an attribute of the activation, so that it lives as long as the activation and is copied with it.
+    """
+
+    traced: TracedTensor
+    time: int
+
+    def attach_to_(self, tensor: Tensor) -> None:
+        tensor._compress_description = self  # type: ignore[attr-defined]
+
+    @staticmethod
+    def of(tensor: Tensor) -> _Description | None:
+        return getattr(tensor, "_compress_description", None)
+
+    @staticmethod
+    def remove_from_(tensor: Tensor) -> None:
+        vars(tensor).pop("_compress_description", None)
+
+
+class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keep the description of every live tensor and pass the descriptions of each operator's inputs to its rule."""
+
+    def __init__(self, atoms: Atoms, names: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.atoms, self.names = atoms, names
+        self.parameters: dict[int, TracedTensor] = {}  # parameters and buffers that were used, by id
+        self.module_stack = [""]
+        self.time = 0  # number of operators so far
+        self.last_write: dict[int, int] = {}  # memory -> time of the last in-place operator that wrote to it
+        self.shapes_only = False  # return zeros from costly operators
+        self.buffer_memory: set[int] = set()  # memory of the model's buffers, if `shapes_only`
+
+    def describe(self, tensor: Tensor, traced: TracedTensor) -> None:
+        """Attach a description to an activation."""
+        if id(tensor) not in self.names:
+            _Description(traced, self.time).attach_to_(tensor)
+
+    def traced(self, tensor: Tensor, is_kernel: bool = False) -> TracedTensor:
+        """Return the description of a tensor."""
+        name = self.names.get(id(tensor))
+        if name is None:
+            description = _Description.of(tensor)
+            if description is None:
+                return TracedTensor.fixed(tuple(tensor.shape), is_constant=True)
+            traced = description.traced
+            # if a view of it was written to since, it holds other numbers along the same dimensions
+            up_to_date = self.last_write.get(tensor.untyped_storage().data_ptr(), 0) <= description.time
+            return traced if up_to_date else TracedTensor(traced.shape, list(traced.atom_ids))
+        if id(tensor) not in self.parameters:
+            self.parameters[id(tensor)] = trace_parameter(self.atoms, name, tensor, is_kernel)
+        return self.parameters[id(tensor)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        schema = _schema_of(func)
+        op = "alias" if schema.op == "as_strided" and _keeps_strides(args) else schema.op
+        arguments = {**schema.defaults, **dict(zip(schema.argument_names, args, strict=False)), **kwargs}
+        arguments = {name: self._traced_argument(arg, schema.is_convolution) for name, arg in arguments.items()}
+        if schema.depends_on_values:
+            for tensor in tensors_in((args, kwargs)):
+                if op != "index" or tensor.dtype in (torch.bool, torch.uint8):  # a mask selects as many as are set
+                    self.check_constant(tensor, func)
+        call = OperatorCall(op, arguments, [])
+        tensors = call.tensors()
+        result = self._shape_only_result(schema, args, kwargs, tensors) if self.shapes_only else None
+        if result is None:
+            result = func(*args, **kwargs)
+        self.time += 1
+        for i in schema.written_arguments:
+            if i < len(args) and isinstance(args[i], Tensor):
+                self.last_write[args[i].untyped_storage().data_ptr()] = self.time
+        outputs = [t for t in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(t, Tensor)]
+        if outputs:
+            self.atoms.current_module = self.module_stack[-1]
+            call.shapes = [tuple(t.shape) for t in outputs]
+            for tensor, traced in zip(outputs, self._apply_rule(schema.namespace, call, tensors), strict=True):
+                self.describe(tensor, traced)
+        return result
+
+    def _shape_only_result(self, schema: _OperatorSchema, args: Any, kwargs: Any, tensors: list[TracedTensor]) -> Any:
+        """Return zeros in place of a costly operator's result; None if it has to be run.
+
+        Raises:
+            _ValuesNeeded: The run may use the numbers that were not computed in a way that is not seen.
+        """
+        if all(tensor.is_constant for tensor in tensors):
+            return None
+        written = (args[i] for i in schema.written_arguments if i < len(args))
+        if schema.namespace != "aten" or any(
+            isinstance(t, Tensor) and t.untyped_storage().data_ptr() in self.buffer_memory for t in written
+        ):
+            raise _ValuesNeeded
+        kernel = SHAPE_ONLY.get(schema.op)
+        return None if kernel is None or kwargs else kernel(*args)
+
+    def check_constant(self, tensor: Tensor, func: Any) -> None:
+        """Check that no input can change the values of a tensor that the model's code looks at.
+
+        Raises:
+            Untraceable: An input can.
+        """
+        if not self.traced(tensor).is_constant:
+            where = self.module_stack[-1] or "the model"
+            raise Untraceable(f"the code of {where} depends on the values of a tensor (`{func}`)")
+
+    def _traced_argument(self, arg: Any, is_kernel: bool) -> Any:
+        if isinstance(arg, Tensor):
+            return self.traced(arg, is_kernel)
+        if isinstance(arg, (list, tuple)) and any(isinstance(a, Tensor) for a in arg):
+            return [self.traced(a) if isinstance(a, Tensor) else a for a in arg]
+        return arg
+
+    def _apply_rule(self, namespace: str, call: OperatorCall, tensors: list[TracedTensor]) -> list[TracedTensor]:
+        if not tensors:
+            return [TracedTensor.fixed(shape, is_constant=True) for shape in call.shapes]
+        rule = RULES.get(call.op) if namespace == "aten" else None
+        if rule is None:
+            return barrier(self.atoms, call)
+        try:
+            result = rule(self.atoms, call)
+            outputs = result if isinstance(result, list) else [result]
+            return outputs + [TracedTensor.fixed(shape) for shape in call.shapes[len(outputs) :]]
+        except Exception as error:  # arguments that the rule does not support: what is not understood is not cut
+            reason = f"passes through `{call.op}` in a form that is not known ({type(error).__name__}: {error})"
+            return barrier(self.atoms, call, reason)
+
+
+class _PythonAccessWatcher(TorchFunctionMode):
+    """See what no operator shows: values of tensors that go to Python, and attention without an explicit scale.
+
+    Attention without a fused kernel is decomposed into products, in which the root of the width is just a number.
+    """
+
+    def __init__(self, tracer: _OperatorTracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__):
+            self.tracer.check_constant(args[0], f"Tensor.{func.__name__}")
+        if func is F.scaled_dot_product_attention and (kwargs or {}).get("scale") is None:
+            query = args[0] if args else (kwargs or {})["query"]
+            self.tracer.atoms.mark(self.tracer.traced(query).atom_ids[-1], Mark.DIVIDED_BY_ROOT)
+        return func(*args, **(kwargs or {}))
+
+
+def _keeps_strides(args: Any) -> bool:
+    """Return whether `as_strided` changes nothing but strides of dimensions of size one."""
+    tensor, size, stride = args[0], args[1], args[2]
+    strides = [(old, new) for n, old, new in zip(size, tensor.stride(), stride, strict=False) if n != 1]
+    return tuple(tensor.shape) == tuple(size) and all(old == new for old, new in strides)

@@ -1,0 +1,86 @@
+"""Rules of operators that act on each position alone, with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..atoms import Atoms, BatchNormOutput, Mark, TracedTensor
+from .registry import OperatorCall, alias, broadcast, rule
+
+UNCHANGED = (
+    "alias clone contiguous detach dropout feature_dropout alpha_dropout to _to_copy lift_fresh lift_fresh_copy "
+    "type_as float half double bfloat16 positive cpu cuda identity view_of"
+)
+
+
+@rule(*UNCHANGED.split())
+def unchanged(atoms: Atoms, call: OperatorCall) -> TracedTensor:
+    """Pass the input on."""
+    return alias(call.input)
+
+
+@rule("new_zeros", "new_ones", "new_full", "new_empty")
+def new_tensor(atoms: Atoms, call: OperatorCall) -> TracedTensor:
+    """Create a tensor that takes only its type and device from another."""
+    return TracedTensor.fixed(call.shape, is_constant=True)
+
+
+@rule("relu", "hardtanh")
+def rectify(atoms: Atoms, call: OperatorCall) -> TracedTensor:
+    """Rectify: a batch norm before it stays known, and a ReLU keeps positive factors."""
+    x = call.input
+    out = TracedTensor(
+        x.shape,
+        list(x.atom_ids),
+        is_constant=x.is_constant,
+        scales_with_rows=x.scales_with_rows and call.op == "relu",
+    )
+    if len(x.shape) > 2:
+        atoms.mark(out.atom_ids[-1], Mark.TOKENS)
+    is_relu6 = call["min_val"] == 0 and call["max_val"] == 6
+    if x.batch_norm and not x.batch_norm.activation and (call.op == "relu" or is_relu6):
+        out.batch_norm = BatchNormOutput(x.batch_norm.weight, "relu" if call.op == "relu" else "relu6")
+    return out
+
+
+ELEMENTWISE = (
+    "_prelu_kernel native_dropout add sub rsub subtract mul multiply div divide true_divide floor_divide pow square "
+    "sqrt rsqrt exp expm1 log log1p abs neg sign sgn reciprocal sin cos tan tanh sigmoid hardsigmoid hardswish silu "
+    "gelu elu selu celu relu6 leaky_relu rrelu softplus softsign mish log_sigmoid hardshrink softshrink threshold "
+    "clamp clamp_min clamp_max clip maximum minimum where eq ne lt le gt ge logical_and logical_or logical_not "
+    "bitwise_and bitwise_or bitwise_not __and__ __or__ erf round floor ceil trunc fmod remainder addcmul addcdiv lerp "
+    "masked_fill isnan isinf isfinite nan_to_num zeros_like ones_like full_like empty_like rand_like randn_like "
+    "bernoulli copy copysign atan2 sinc special_expit fill zero logaddexp xlogy heaviside"
+)
+
+
+@rule(*ELEMENTWISE.split())
+def elementwise(atoms: Atoms, call: OperatorCall) -> TracedTensor:
+    """Join the positions that broadcasting brings together."""
+    tensors = call.tensors()
+    out = broadcast(atoms, tensors, call.shape)
+    out.contracted = next((t.contracted for t in tensors if t.contracted is not None), None)
+    out.scales_with_rows = _scales_with_rows(atoms, call, tensors)
+    if call.op == "add" and sum(not t.is_constant for t in tensors) > 1:
+        for atom_ids in out.atom_ids:
+            atoms.mark(atom_ids, Mark.ADDED)
+    if len(call.shape) > 2:
+        atoms.mark(out.atom_ids[-1], Mark.TOKENS)
+    return out
+
+
+def _scales_with_rows(atoms: Atoms, call: OperatorCall, tensors: Sequence[TracedTensor]) -> bool:
+    """Return whether a factor on the rows that wrote one of the tensors is still a factor on the result."""
+    scaling = [t for t in tensors if t.scales_with_rows]
+    if call.op in ("native_dropout", "neg"):
+        return bool(scaling)
+    if call.op in ("add", "sub"):
+        return len(scaling) == len(tensors)
+    if len(scaling) != 1 or call.op not in ("mul", "multiply", "div", "divide", "true_divide"):
+        return False
+    for tensor in tensors:
+        if tensor.is_parameter:  # it multiplies rows that carry the score already, so it must not carry it again
+            for atom_ids in tensor.atom_ids:
+                atoms.mark(atom_ids, Mark.FACTOR)
+                atoms.mark(atom_ids, Mark.AFFINE)
+    return call.op in ("mul", "multiply") or scaling[0] is call["self"]

@@ -1,0 +1,166 @@
+"""Trace a model, or its largest traceable children, into atoms."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from compress.modules import (
+    FormUse,
+    compact_form_of,
+    form_use,
+    module_mode,
+    modules_of,
+    shared_copy,
+    tensors_of,
+    use_compact_forms_,
+)
+
+from .atoms import Atoms, MacTerm
+from .call_record import record_calls
+from .group import TracedPart
+from .operator_trace import Untraceable, trace_operators
+from .torch_pruning_fallback import trace_with_torch_pruning
+
+
+@dataclass
+class Trace:
+    """Result of tracing a model."""
+
+    atoms: Atoms
+    parts: list[TracedPart] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def trace_model(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    one_path: bool = False,
+    included: Collection[str] | None = None,
+    *,
+    whole_heads: bool = False,
+    separate_qkv: bool = False,
+) -> Trace:
+    """Trace a model in eval mode, and in training mode too if that uses parameters which eval mode does not.
+
+    Args:
+        model: The model; it is not changed.
+        args: Positional arguments of the forward pass.
+        kwargs: Keyword arguments of the forward pass.
+        one_path: Trace modules whose code branches on values with torch-pruning, which sees one path only.
+        included: If children are traced one by one, only these modules and their parents and children.
+        whole_heads: Cut attention by whole heads, not by the same dimensions of all heads.
+        separate_qkv: Cut queries and keys independently of values.
+
+    Raises:
+        TraceError: The model does not run on these inputs.
+        NotReady: `one_path` needs torch-pruning, which is not installed.
+    """
+    model = use_compact_forms_(shared_copy(model), separate_qkv)
+    modules = modules_of(model)
+    forms = {name: form for name, module in modules.items() if (form := compact_form_of(module)) is not None}
+    atoms = Atoms(
+        whole_heads=whole_heads,
+        separate_qkv=separate_qkv,
+        compact_modules=frozenset(name for name, form in forms.items() if type(modules[name]) is form),
+        compact_when_cut=frozenset(name for name, form in forms.items() if form_use(form) is FormUse.WHEN_CUT),
+        int_attributes={name: {v for v in vars(m).values() if type(v) is int} for name, m in modules.items()},
+    )
+    trace = Trace(atoms)
+    with module_mode(model, training=False):
+        try:
+            used = trace_operators(atoms, model, args, kwargs)
+            trace.parts.append(TracedPart("", args, kwargs))
+        except Untraceable as error:
+            trace.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
+            _trace_children(trace, model, args, kwargs, one_path, included)
+            return trace
+    unused = {name for name, tensor in tensors_of(model).items() if isinstance(tensor, nn.Parameter)} - used
+    if unused:
+        with module_mode(model, training=True):
+            try:
+                num_eval_terms = len(atoms.mac_terms)
+                unused -= trace_operators(atoms, model, args, kwargs)
+                del atoms.mac_terms[num_eval_terms:]  # costs are those of inference
+                trace.parts.append(TracedPart("", args, kwargs, training=True))
+            except Untraceable as error:
+                trace.notes.append(f"training mode cannot be traced: {error}")
+    if unused:
+        text = f"{len(unused)} parameters are never used, {sorted(unused)[0]} among them"
+        trace.notes.append(f"{text}: code that uses them on other inputs would meet the new widths, and may not run")
+    return trace
+
+
+def _trace_children(
+    trace: Trace,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    one_path: bool,
+    included: Collection[str] | None,
+) -> None:
+    """Trace the largest traceable children, on the inputs that they get in one forward pass of the model.
+
+    The outputs of such a child are visible to code that was not traced, so they are frozen. What lies in no traced
+    child, and a child whose parameters are also used from outside of it, is left alone.
+    """
+    record = record_calls(model, args, kwargs)
+    record.calls[""] = [(args, kwargs)]
+    stack = [(name, child) for name, child in reversed(list(model.named_children()))]
+    untraced: list[str] = [""]
+    while stack:
+        name, child = stack.pop()
+        if included is not None and not any(name == i or _is_below(name, i) or _is_below(i, name) for i in included):
+            continue
+        self_contained = (
+            name in record.calls and record.is_self_contained(name) and next(child.parameters(), None) is not None
+        )
+        if self_contained and any(True for _ in child.children()):
+            try:
+                for call in record.calls[name]:
+                    trace_operators(trace.atoms, child, *call, prefix=f"{name}.")
+                    trace.parts.append(TracedPart(name, *call))
+                continue
+            except Untraceable as error:
+                untraced.append(name)
+                trace.notes.append(f"{name} ({type(child).__name__}) cannot be traced: {error}")
+        stack += [(f"{name}.{child_name}", c) for child_name, c in reversed(list(child.named_children()))]
+    parts_and_untraced = [*(part.name for part in trace.parts), *untraced]
+    innermost = [n for n in untraced if not any(_is_below(other, n) for other in parts_and_untraced if other != n)]
+    for name in innermost:
+        label = name or "the model"
+        if not one_path:
+            trace.notes.append(f"{label} is left uncut; target.one_path would trust the path that the inputs take")
+            continue
+        try:
+            for call in record.calls[name]:
+                prefix = f"{name}." if name else ""
+                trace_with_torch_pruning(trace.atoms, model.get_submodule(name), *call, prefix=prefix)
+                trace.parts.append(TracedPart(name, *call))
+            trace.notes.append(f"{label} was traced by torch-pruning, which sees only the path that the inputs take")
+        except Untraceable as error:
+            trace.notes.append(f"{label} is left uncut, torch-pruning cannot trace it either: {error}")
+    _freeze_shared_tensors(trace, model)
+    untraced_macs = max(0, record.macs - sum(term.dense_macs for term in trace.atoms.mac_terms))
+    trace.atoms.mac_terms.append(MacTerm(untraced_macs, ()))
+
+
+def _is_below(name: str, parent: str) -> bool:
+    return not parent or name.startswith(f"{parent}.")
+
+
+def _freeze_shared_tensors(trace: Trace, model: nn.Module) -> None:
+    """Freeze tensors that two parts share, under the same or different names."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors_of(model, aliases=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    for aliases in names.values():
+        owners = {next((part.name for part in trace.parts if _is_below(name, part.name)), "") for name in aliases}
+        if len(owners) > 1:
+            for (name, _), atom_ids in list(trace.atoms.axes.items()):
+                if name in aliases:
+                    trace.atoms.freeze(atom_ids, "is shared between modules that are traced separately")

@@ -1,0 +1,140 @@
+"""Turn pydantic's validation errors into messages: where, what was expected, what came, what to do."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from .conflicts import Conflict, ConflictError
+from .messages import did_you_mean, dotted_key, short_repr
+from .search_config import config_class
+from .sections import BUDGET_UNITS, one_unit_expected
+from .sources import RecipeData, value_at
+
+SYNONYMS = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "fp32": "float32", "single": "float32"}
+Path = tuple[int | str, ...]
+
+
+class ErrorExplainer:
+    """Explains the errors of one recipe by its schema and by the positions in its files."""
+
+    def __init__(self, schema: type[BaseModel], data: RecipeData) -> None:
+        self.schema, self.data = schema, data
+
+    def explain(self, error: ValidationError) -> list[str]:
+        """Return a line for each problem."""
+        lines = [line for details in error.errors() for line in self._explain_details(details)]
+        return lines + self._explain_conflicts(self._hidden_conflicts(error))
+
+    def _explain_details(self, details: ErrorDetails) -> list[str]:
+        path, kind, text = tuple(details["loc"]), details["type"], details["msg"].removeprefix("Value error, ")
+        cause = details.get("ctx", {}).get("error")
+        if isinstance(cause, ConflictError):
+            return self._explain_conflicts(cause.conflicts)
+        if path and path[-1] == "[key]":
+            path = path[:-1]
+        while len(path) > 1 and tuple(map(str, path)) not in self.data.places and not self._is_container(path[:-1]):
+            path = path[:-1]  # pydantic appends the branch of a union that it tried
+        where, got = self.data.describe(path), short_repr(details["input"])
+        if kind == "extra_forbidden":
+            known = self._keys_of(path[:-1])
+            hint = self._right_section(path, known) or _did_you_mean(path[-1], known)
+            return [f"{where}: expected one of {', '.join(known)}; got {short_repr(path[-1])}.{hint}"]
+        if kind == "missing":
+            return [f"{where}: required but missing"]
+        if kind == "literal_error":
+            known = [name.strip(" '") for name in details["ctx"]["expected"].replace(" or ", ", ").split(",")]
+            return [f"{where}: expected one of {', '.join(known)}; got {got}.{_did_you_mean(details['input'], known)}"]
+        if kind == "value_error":
+            return [f"{where}: {text}"]
+        if kind in ("model_type", "model_attributes_type", "dict_type"):
+            known = self._keys_of(path)
+            return [f"{where}: expected a section{' with some of ' * bool(known)}{', '.join(known)}; got {got}"]
+        if kind in ("tuple_type", "list_type"):
+            return [f"{where}: expected a list; got {got}"]
+        return [f"{where}: {text[0].lower()}{text[1:]}; got {got}"]
+
+    def _explain_conflicts(self, conflicts: Sequence[Conflict]) -> list[str]:
+        return [f"{self.data.describe((conflict.sections[0],))}: {conflict.advice}" for conflict in conflicts]
+
+    def _hidden_conflicts(self, error: ValidationError) -> list[Conflict]:
+        """Return conflicts that pydantic does not report because some section is invalid.
+
+        The recipe is validated again without the invalid sections.
+        """
+        invalid = {str(details["loc"][0]) for details in error.errors() if details["loc"]}
+        conflicts: list[Conflict] = []
+        if message := self._several_units(error):
+            conflicts.append(Conflict(("budget",), message))
+        if invalid:
+            values = self.data.values
+            valid = {key: values[key] for key in values if key in self.schema.model_fields and key not in invalid}
+            try:
+                self.schema.model_validate({"budget": {"macs": 1.0}} | valid)
+            except ValidationError as second:
+                causes = [details["ctx"]["error"] for details in second.errors() if not details["loc"]]
+                conflicts += [c for cause in causes for c in cause.conflicts if not invalid & {*c.sections}]
+        return conflicts
+
+    def _several_units(self, error: ValidationError) -> str:
+        """Return the budget's message about several units, which it does not check if one of them is invalid."""
+        budget = self.data.values.get("budget")
+        unit_is_invalid = any(d["loc"][:1] == ("budget",) and d["loc"][1:] for d in error.errors())
+        if not isinstance(budget, Mapping) or not unit_is_invalid:
+            return ""
+        units = [unit for unit in BUDGET_UNITS if budget.get(unit) is not None]
+        return one_unit_expected(units) if len(units) > 1 else ""
+
+    def _is_container(self, path: Path) -> bool:
+        return isinstance(value_at(self.data.values, path), (Mapping, list, tuple))
+
+    def _right_section(self, path: Path, known: list[str]) -> str:
+        """Return a hint to the sections that have the key: below the section where it is, or else at the top level."""
+        *section, key = path
+        for candidates in ([(*section, name) for name in known], [(name,) for name in self.schema.model_fields]):
+            matches = [dotted_key(c) for c in candidates if c != tuple(section) and key in self._keys_if_section(c)]
+            if matches:
+                return f" It belongs to {' and '.join(matches)}."
+        return ""
+
+    def _keys_if_section(self, path: Path) -> list[str]:
+        """Return the keys of a section; none if the path leads to a single setting."""
+        model: Any = self.schema
+        for key in path:
+            field = getattr(model, "model_fields", {}).get(key)
+            model = _model_in(field.annotation) if field else None
+        try:
+            return self._keys_of(path) if model is not None else []
+        except (LookupError, ValueError, TypeError, AttributeError):  # the search is missing or unknown
+            return []
+
+    def _keys_of(self, path: Path) -> list[str]:
+        """Return the keys that a section may have."""
+        if not path:
+            return [*self.schema.model_fields, "extends"]
+        model: Any = self.schema
+        for key in path:
+            if model is self.schema and key == "search":
+                model = config_class(self.data.values["search"].get("method", "magnitude"))
+            elif key in getattr(model, "model_fields", {}):
+                model = _model_in(model.model_fields[key].annotation)
+        return [field.alias or name for name, field in getattr(model, "model_fields", {}).items()]
+
+
+def _did_you_mean(value: Any, known: list[str]) -> str:
+    synonym = SYNONYMS.get(str(value)[:80].lower())
+    return f" Did you mean {synonym}?" if synonym in known else did_you_mean(str(value), known)
+
+
+def _model_in(annotation: Any) -> Any:
+    """Return the section in an annotation such as `Finetune | None` or `dict[str, Bound]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, dict):
+        return next((m for a in typing.get_args(annotation) if (m := _model_in(a)) is not None), None)
+    return None

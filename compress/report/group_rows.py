@@ -1,0 +1,40 @@
+"""The table of groups in a report: one row per group, one definition per column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compress.formatting import format_count
+
+
+@dataclass
+class GroupRow:
+    """One group of the report."""
+
+    name: str
+    kind: str
+    width: int
+    kept: int
+    params: int  # of one dimension in the dense model
+    macs: int  # likewise
+
+
+@dataclass(frozen=True)
+class GroupColumn:
+    """A column of the table, in the terminal and on the page."""
+
+    header: str
+    cell: Callable[[GroupRow], str | float]  # text, or a fraction that is drawn as a bar
+    align_right: bool = True
+
+
+GROUP_COLUMNS = (
+    GroupColumn("group", lambda row: row.name, align_right=False),
+    GroupColumn("kind", lambda row: row.kind, align_right=False),
+    GroupColumn("width", lambda row: str(row.width)),
+    GroupColumn("kept", lambda row: str(row.kept)),
+    GroupColumn("", lambda row: row.kept / max(row.width, 1), align_right=False),
+    GroupColumn("params/dim", lambda row: format_count(row.params)),
+    GroupColumn("MACs/dim", lambda row: format_count(row.macs)),
+)

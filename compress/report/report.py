@@ -1,0 +1,182 @@
+"""Report: the result of a pruning run as an object, JSON and a terminal table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.console import Group as Stack
+from rich.table import Table
+from rich.text import Text
+
+from compress.formatting import format_count, format_metric, format_time, text_bar
+from compress.graph import Groups
+
+from .group_rows import GROUP_COLUMNS, GroupRow
+
+if TYPE_CHECKING:
+    from compress.exporters import ExportReport
+
+
+@dataclass
+class NetworkNumbers:
+    """Size, metrics and latency of one network."""
+
+    params: int
+    macs: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    latency_ms: float | None = None  # median
+    latency_spread_ms: float | None = None  # half of the distance between the quartiles
+
+
+@dataclass
+class Report:
+    """The dense and the pruned network, the groups, the refused groups with reasons, and the course of the run.
+
+    The fields are the keys of report.json.
+    """
+
+    dense: NetworkNumbers
+    pruned: NetworkNumbers
+    groups: list[GroupRow]
+    refused: list[dict[str, Any]]
+    notes: list[str] = field(default_factory=list)
+    sliced: dict[str, float] = field(default_factory=dict)  # metrics right after the cut, before fine-tuning
+    importance: dict[str, list[float]] = field(default_factory=dict)  # group -> of each dimension, at its last cut
+    scores: list[dict[str, Any]] = field(default_factory=list)  # their quantiles during the search
+    history: list[dict[str, Any]] = field(default_factory=list)  # records: stage, step, epoch and the values measured
+    seconds: dict[str, float] = field(default_factory=dict)  # stage -> duration
+    recipe: dict[str, Any] = field(default_factory=dict)
+    export: dict[str, Any] = field(default_factory=dict)  # an ExportReport as JSON data
+    machine: dict[str, Any] = field(default_factory=dict)  # see describe_machine
+    kept: dict[str, int] = field(default_factory=dict)  # best weights: after step `step` of `of`
+    origin: dict[str, Any] = field(default_factory=dict)  # see run_origin
+
+    def __repr__(self) -> str:
+        networks = self.pruned, self.dense
+        macs = " of ".join(format_count(network.macs) for network in networks)
+        params = " of ".join(format_count(network.params) for network in networks)
+        return f"Report({macs} MACs, {params} parameters, {len(self.groups)} groups, {len(self.refused)} left alone)"
+
+    @classmethod
+    def of(cls, groups: Groups, keep: Mapping[str, Sized]) -> Report:
+        """Return the report of a cut that keeps these dimensions of each group, without measurements."""
+        cost = groups.cost
+        kept = [len(keep[name]) for name in cost.names]
+        # Of one dimension, with all other groups whole.
+        params, macs = (cost.cost_per_dimension(unit).astype(int).tolist() for unit in ("params", "macs"))
+        removed_branches = [name for name in groups.branches if not len(keep[name])]
+        return cls(
+            NetworkNumbers(int(cost.params(cost.widths)), int(cost.macs(cost.widths))),
+            NetworkNumbers(int(cost.params(kept)), int(cost.macs(kept))),
+            [
+                GroupRow(group.name, group.kind, group.width, *numbers)
+                for group, *numbers in zip(groups, kept, params, macs, strict=True)
+            ],
+            [asdict(refused) for refused in groups.refused],
+            [*groups.notes, *_removed_branches_notes(removed_branches)],
+        )
+
+    def to_json(self) -> str:
+        """Return the text of report.json."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """Build a report from the data of report.json."""
+        networks = {name: NetworkNumbers(**data[name]) for name in ("dense", "pruned")}
+        return cls(**{**data, **networks, "groups": [GroupRow(**row) for row in data["groups"]]})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """Read a report.json.
+
+        Raises:
+            ValueError: the file is damaged or not a report.
+        """
+        try:
+            return cls.from_dict(json.loads(Path(path).read_bytes()))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{path}: not a report, or a damaged one ({type(error).__name__}: {error})") from error
+
+    def __rich__(self) -> Stack:
+        return Stack(
+            self._network_table(),
+            *([_export_report(self.export)] if self.export else []),
+            self._group_table(),
+            *([_refused_table(self.refused)] if self.refused else []),
+            *[Text(f"note: {note}", style="yellow") for note in self.notes],
+            *([Text(self.kept_weights_text())] if self.kept else []),
+        )
+
+    def _network_table(self) -> Table:
+        table = Table(title=", ".join(["dense and pruned", *self.origin_labels()]), title_justify="left")
+        for header in ("", "dense", "pruned", "left"):
+            table.add_column(header, justify="left" if not header else "right")
+        for label, dense, pruned in (
+            ("parameters", self.dense.params, self.pruned.params),
+            ("MACs", self.dense.macs, self.pruned.macs),
+        ):
+            table.add_row(label, format_count(dense), format_count(pruned), f"{pruned / dense:.1%}" if dense else "-")
+        if self.dense.latency_ms and self.pruned.latency_ms:
+            texts = [f"{format_time(n.latency_ms or 0, n.latency_spread_ms)} ms" for n in (self.dense, self.pruned)]
+            table.add_row("latency", *texts, f"{self.pruned.latency_ms / self.dense.latency_ms:.1%}")
+        for metric, value in self.dense.metrics.items():
+            final, after_cut = self.pruned.metrics.get(metric), self.sliced.get(metric)
+            final_text = "-" if final is None else format_metric(metric, final)
+            note = ""
+            if after_cut is not None and after_cut != final:
+                note = f"{format_metric(metric, after_cut)} before fine-tuning"
+            table.add_row(metric, format_metric(metric, value), final_text, note)
+        return table
+
+    def _group_table(self) -> Table:
+        table = Table(title="groups", title_justify="left")
+        for column in GROUP_COLUMNS:
+            justify: Any = "right" if column.align_right else "left"
+            table.add_column(column.header, justify=justify, no_wrap=column is not GROUP_COLUMNS[0], overflow="fold")
+        for row in self.groups:
+            cells = (column.cell(row) for column in GROUP_COLUMNS)
+            table.add_row(*(text_bar(cell) if isinstance(cell, float) else cell for cell in cells))
+        return table
+
+    def origin_labels(self) -> list[str]:
+        """Return what distinguishes this report from others: model, seed, start of the run and library version."""
+        prefixes = {"model": "", "seed": "seed ", "date": "", "version": "compress "}
+        return [f"{prefix}{self.origin[key]}" for key, prefix in prefixes.items() if key in self.origin]
+
+    def kept_weights_text(self) -> str:
+        """Return which weights of fine-tuning were kept, or an empty string if not the best on validation were."""
+        if not self.kept:
+            return ""
+        return f"weights of step {self.kept['step']} of {self.kept['of']}: of those measured, the best on validation"
+
+    def show(self) -> None:
+        """Print the report to the terminal."""
+        Console().print(self)
+
+
+def _removed_branches_notes(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    count = "1 residual branch is" if len(names) == 1 else f"{len(names)} residual branches are"
+    return [f"{count} removed entirely: {', '.join(names)}"]
+
+
+def _export_report(data: dict[str, Any]) -> ExportReport:
+    from compress.exporters import ExportReport  # loaded when there is an export to show
+
+    return ExportReport.from_dict(data)
+
+
+def _refused_table(refused: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title="left alone", title_justify="left")
+    for header in ("group", "width", "reason"):
+        table.add_column(header, justify="right" if header == "width" else "left", overflow="fold")
+    for row in refused:
+        table.add_row(row["name"], str(row["width"]), row["reason"])
+    return table

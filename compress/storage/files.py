@@ -1,0 +1,151 @@
+"""Atomic writes: a file or directory appears completely or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for everybody, this user, this process
+EXPORT_FILES = ("model.onnx", "model.int8.onnx")
+TRACKER_FOLDER = "track"
+# Kept when a result is saved over them: logs of trackers, MMDetection's config, checkpoints of a task's own loop.
+PRESERVED = (TRACKER_FOLDER, "config.py", "finetune")
+OWN_FILES = {
+    "plan.json",
+    "model.safetensors",
+    "report.json",
+    "report.html",
+    "run.json",
+    "checkpoint.safetensors",
+    "checkpoint.before.safetensors",
+    ".lock",
+    *EXPORT_FILES,
+    *PRESERVED,
+}
+
+# Names that `mkstemp` gives.
+_TEMPORARY_NAME = re.compile(rf"\.(?:{'|'.join(map(re.escape, sorted(OWN_FILES)))})\.[a-z0-9_]{{8}}")
+
+
+def is_temporary_file(path: Path) -> bool:
+    """Return whether a file is an unfinished write of ours, left behind by a process that was killed."""
+    return _TEMPORARY_NAME.fullmatch(path.name) is not None
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """Remove unfinished writes from a directory. Hold its lock: they may belong to a running process."""
+    for path in filter(is_temporary_file, folder.iterdir()):
+        path.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, data: bytes, previous: Path | None = None) -> None:
+    """Write a temporary file next to `path`, then rename it; the old file goes to `previous`, if given.
+
+    Raises:
+        OSError: it cannot be written; the old file is unchanged and no temporary file is left.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            if previous is not None and path.exists():
+                os.replace(path, previous)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise describe_write_error(path, len(data), error) from error
+
+
+def describe_write_error(path: Path, size: int, error: OSError) -> OSError:
+    """Return the error with the path, the space that is needed and free, and what to do."""
+    directory = next((p for p in path.absolute().parents if p.is_dir()), Path("/"))
+    blocked = next((p for p in path.absolute().parents if p.is_file()), None)
+    why = f"{blocked} is a file" if blocked is not None else error.strerror or str(error)
+    text = f"{path}: cannot be written: {why}. "
+    if error.errno in DISK_FULL_ERRORS:
+        free = _format_bytes(shutil.disk_usage(directory).free)
+        text += f"It needs {_format_bytes(size)}, and {directory} has {free} left: free some space"
+    else:
+        text += "Choose a directory that you can write to"
+    unchanged = "; the existing file is unchanged" if path.is_file() else ""
+    described = OSError(f"{text}{unchanged}")
+    described.errno = error.errno
+    return described
+
+
+def _format_bytes(count: float) -> str:
+    """Return a size with its unit.
+
+    >>> _format_bytes(12), _format_bytes(2_345_678)
+    ('12 bytes', '2.3 MB')
+    """
+    if count < 1000:
+        return f"{count:.0f} bytes"
+    unit = next((u for u in ("kB", "MB", "GB") if (count := count / 1000) < 1000), "TB")
+    return f"{count / 1000 if unit == 'TB' else count:.1f} {unit}"
+
+
+def check_replaceable(path: Path) -> None:
+    """Check that a directory may be replaced by a saved result.
+
+    Raises:
+        FileExistsError: `path` holds files of something else.
+    """
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(f"{path}: expected a directory, found a file")
+    others = (
+        sorted(p.name for p in path.iterdir() if p.name not in OWN_FILES and not is_temporary_file(p))
+        if path.exists()
+        else []
+    )
+    if others:
+        raise FileExistsError(
+            f"{path}: expected an empty or missing directory, or a saved result; it holds other files ({others[0]})"
+        )
+
+
+@contextmanager
+def atomic_directory(path: Path) -> Iterator[Path]:
+    """Yield a new directory that replaces `path` if the block succeeds.
+
+    Raises:
+        FileExistsError: `path` holds files of something else.
+        OSError: it cannot be written.
+    """
+    check_replaceable(path)
+    path = path.resolve()  # replace the target of a link, not the link
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    except OSError as error:
+        raise describe_write_error(path, 0, error) from error
+    try:
+        yield temporary
+        os.chmod(temporary, 0o755)
+        if path.exists():
+            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
+            os.replace(path, old)
+            try:
+                os.replace(temporary, path)
+            except BaseException:
+                os.replace(old, path)
+                raise
+            shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

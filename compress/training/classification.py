@@ -1,0 +1,222 @@
+"""Classification: the default task, with cross entropy, accuracy and distillation of logits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compress.distributed import all_reduce_sum
+from compress.errors import BatchError
+from compress.formatting import describe_value
+
+from .distill import distillation
+from .task import Task
+
+Pick = str | int | Callable[[Any], Any]  # key, position or function that takes a value out of a batch
+INPUTS = ("image", "images", "input", "inputs", "pixel_values", "img", "x", "data")
+IGNORED = -100  # target that cross entropy ignores
+TARGETS = ("label", "labels", "target", "targets", "y", "class")
+
+
+class SoftBatch(NamedTuple):
+    """A batch with soft targets, as `Classification.soften` returns it."""
+
+    input: Tensor
+    target: Tensor
+
+
+class Classification(Task):
+    """Classify images: cross entropy, accuracy, KL divergence of the logits.
+
+    Args:
+        train: loader of training batches.
+        val: loader of validation batches.
+        input: where the input is in a batch: a key, a position or a function. Default: the first item of a tuple, or
+            the usual names of a dict.
+        target: where the target is, likewise. Targets are class numbers, or rows of probabilities.
+    """
+
+    def __init__(
+        self,
+        train: Iterable[Any] | None = None,
+        val: Iterable[Any] | None = None,
+        *,
+        input: Pick | None = None,
+        target: Pick | None = None,
+    ) -> None:
+        self.train, self.val = train, val
+        self._input, self._target = input, target
+        self.classes: int | None = None
+
+    def inputs(self, batch: Any) -> Any:
+        return self.split(batch)[0]
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        return model(self.split(batch)[0])
+
+    def loss(self, outputs: Any, batch: Any) -> Tensor:
+        target = self.split(batch)[1]
+        logits = logits_of(outputs)
+        return F.cross_entropy(logits, self._check_target(target, logits))
+
+    @torch.no_grad()
+    def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
+        # Sums of hits, hits among the best five, losses, images. They stay on the device until the end.
+        sums: Tensor | None = None
+        for batch in batches:
+            logits = logits_of(self.forward(model, batch))
+            target = self._check_target(self.split(batch)[1], logits)
+            loss = F.cross_entropy(logits, target, reduction="sum").double()
+            classes = target.argmax(-1) if target.is_floating_point() else target
+            best = logits.topk(min(5, logits.shape[-1]), -1).indices
+            hits, top5_hits = (best[:, 0] == classes).sum(), (best == classes[:, None]).sum()
+            counts = torch.stack([hits.double(), top5_hits.double(), loss, (classes != IGNORED).sum().double()])
+            sums = counts if sums is None else sums + counts
+            self.classes = logits.shape[-1]
+        sums = all_reduce_sum(sums, 4)
+        if not sums[3]:
+            raise BatchError("val: expected at least one batch with targets; the loader gave none")
+        accuracy, top5, mean_loss, _ = (sums / sums[3]).tolist()
+        return {"accuracy": accuracy, "loss": mean_loss} | ({"top5": top5} if (self.classes or 0) > 10 else {})
+
+    def distil(self, outputs: Any, teacher: Any, temperature: float) -> Tensor:
+        return distillation(logits_of(outputs), logits_of(teacher), temperature)
+
+    def draw(self, outputs: Any, batch: Any, temperature: float = 1.0) -> Tensor:
+        """Return a random loss whose squared gradient has the curvature of the loss as its mean.
+
+        It is the mean of v z over images, with v = (diag(r) - p r^T) e, p = softmax(z / T), r = sqrt(p), and random
+        signs e: v has mean 0 and the covariance diag(p) - p p^T, the second derivative of cross entropy. With a
+        temperature it is that of distillation, for any teacher.
+        """
+        logits, target = logits_of(outputs) / temperature, self.split(batch)[1]
+        p = logits.detach().softmax(-1)
+        signs = torch.randint_like(p, 2) * 2 - 1
+        v = p.sqrt() * signs - p * (p.sqrt() * signs).sum(-1, keepdim=True)
+        counted = torch.ones_like(target[:, 0]) if target.ndim == 2 else (target != IGNORED).to(p.dtype)
+        return ((v * logits).sum(-1) * counted).sum() / counted.sum().clamp_min(1)
+
+    def soften(self, batch: Any, classes: int, smoothing: float, mix: Any = None) -> SoftBatch:
+        """Return the batch with rows of probabilities as targets.
+
+        Args:
+            mix: a timm Mixup, which smooths by itself.
+
+        Raises:
+            BatchError: `mix` is given, and the targets are probabilities already.
+        """
+        x, y = self.split(batch)
+        if y.is_floating_point():
+            if mix is not None:
+                raise BatchError(
+                    "mixup, cutmix: the targets of the loader are probabilities already; leave mixup and cutmix out"
+                )
+            return SoftBatch(x, y * (1 - smoothing) + smoothing / classes)
+        x, y = x[y != IGNORED], y[y != IGNORED]
+        rows = F.one_hot(y, classes).to(x.dtype) * (1 - smoothing) + smoothing / classes
+        even = len(x) - len(x) % 2  # timm mixes even batches; the last image of an odd one is not mixed
+        if mix is None or not even:
+            return SoftBatch(x, rows)
+        mixed, soft = mix(x[:even].clone(), y[:even])
+        return SoftBatch(torch.cat([mixed, x[even:]]), torch.cat([soft.to(rows), rows[even:]]))
+
+    def split(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return input and target of a batch.
+
+        Raises:
+            BatchError: they are not found, or are not tensors of images and targets.
+        """
+        if isinstance(batch, SoftBatch):
+            return batch
+        try:
+            x = self._pick(batch, self._input, 0, INPUTS)
+            y = self._pick(batch, self._target, 1, TARGETS)
+        except (LookupError, TypeError, AttributeError) as error:
+            raise BatchError(_describe_mismatch(batch, f"{type(error).__name__}: {error}")) from error
+        if isinstance(y, Integral) or (isinstance(y, Tensor) and y.ndim == 0):
+            raise BatchError(
+                f"the loader: expected batches; got single samples, the first {describe_value(batch)}. "
+                "Wrap the dataset: torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)"
+            )
+        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+            raise BatchError(_describe_mismatch(batch, "input and target must be tensors"))
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = y[:, 0]
+        if y.ndim > 2 or len(x) != len(y) or (y.ndim == 2 and not y.is_floating_point()):
+            raise BatchError(
+                _describe_mismatch(batch, "targets must be one class number, or one row of probabilities, per image")
+            )
+        if y.ndim == 2:
+            return x, y
+        if y.is_floating_point() and not bool((y == y.round()).all()):
+            raise BatchError(
+                "targets: expected class numbers; got fractions. Classification is not for regression: give a task "
+                "with its own loss (see compress.Task)"
+            )
+        return x, y.long()
+
+    @staticmethod
+    def _pick(batch: Any, where: Pick | None, position: int, names: tuple[str, ...]) -> Any:
+        if callable(where):
+            return where(batch)
+        if where is not None:
+            return batch[where]
+        if isinstance(batch, Mapping):
+            return batch[next((name for name in names if name in batch), names[0])]
+        if isinstance(batch, (tuple, list)) and len(batch) >= 2:
+            return batch[position]
+        raise TypeError("neither a pair nor a dict")
+
+    def _check_target(self, target: Tensor, logits: Tensor) -> Tensor:
+        """Return the target in the form that cross entropy takes.
+
+        Raises:
+            BatchError: a target is not one of the model's classes.
+        """
+        classes = logits.shape[-1]
+        if target.ndim == 2:
+            if target.shape[1] != classes:
+                raise BatchError(f"targets: expected rows of {classes} probabilities, got rows of {target.shape[1]}")
+            return target.to(logits.dtype)
+        if target.device.type == "cpu":  # on GPUs the kernel checks; looking here would wait for the device
+            bad = target[((target < 0) | (target >= classes)) & (target != IGNORED)]
+            if len(bad):
+                raise BatchError(
+                    f"targets: expected classes 0 to {classes - 1}, because the model has {classes} outputs; got "
+                    f"{int(bad[0])}. Give the model an output for each class, and number the classes from 0."
+                )
+        return target
+
+
+def logits_of(outputs: Any) -> Tensor:
+    """Return the logits of a model's output: the output itself, its `logits`, or the first of a tuple.
+
+    Raises:
+        BatchError: the output has no logits of shape (images, classes).
+    """
+    if isinstance(outputs, Mapping) and "logits" in outputs:
+        outputs = outputs["logits"]
+    logits = getattr(outputs, "logits", outputs)
+    if isinstance(logits, (tuple, list)) and logits:
+        logits = logits[0]
+    if not isinstance(logits, Tensor) or logits.ndim != 2:
+        described = f"a tensor of shape {list(logits.shape)}" if isinstance(logits, Tensor) else describe_value(outputs)
+        raise BatchError(
+            f"the model: expected one row of class scores per image, got {described}. Anything but classification "
+            "needs a task: an object with inputs, forward, loss, evaluate and distil (see compress.Task)."
+        )
+    return logits
+
+
+def _describe_mismatch(batch: Any, reason: str) -> str:
+    return (
+        f"the loader: expected batches of (input, target) or a dict with {INPUTS[0]} and {TARGETS[0]}; "
+        f"got {describe_value(batch)} ({reason}). Say where they are:\n"
+        "    task = compress.Classification(train, val, input=lambda batch: ..., target=lambda batch: ...)\n"
+        "    compress.prune(model, recipe, task=task)"
+    )

@@ -1,0 +1,193 @@
+"""Gradients of a batch: in micro-batches that fit into memory, in mixed precision, averaged over processes.
+
+The batch of a step is everything that all processes read for it, including accumulated batches. Its loss is the mean
+over the samples, so the gradients of micro-batches are added up, weighted by their share of the samples. The result
+does not depend on the division, except for batch norms, which see one micro-batch at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from compress.data import AccumulatedBatch, batch_size_of, batches_of_step, split_batch
+from compress.distributed import all_reduce_mean, world_size
+from compress.recipe import Precision
+
+INITIAL_LOSS_SCALE, LOSS_SCALE_GROWTH_INTERVAL = 2.0**16, 2000  # as in torch.amp.GradScaler
+
+LossTerms = Callable[[Any], Mapping[str, Tensor]]  # micro-batch -> terms of the loss by name
+
+
+class GradientResult(NamedTuple):
+    """Terms of the loss and gradients, as means over the samples of a step; `unused`: no process used the tensor."""
+
+    terms: dict[str, Tensor]
+    gradients: list[Tensor]
+    unused: list[bool]
+
+    @property
+    def loss(self) -> Tensor:
+        """Return the sum of the terms."""
+        return torch.stack(list(self.terms.values())).sum()
+
+
+class GradientComputer:
+    """Compute losses and gradients of batches.
+
+    Args:
+        message: called with a text where the memory does not suffice.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        precision: Precision = "float32",
+        message: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.device, self.precision, self.message = device or torch.device("cpu"), precision, message
+        self.num_micro_batches = 1  # per batch
+        self.loss_scale, self.steps_since_overflow = (INITIAL_LOSS_SCALE if precision == "fp16" else 1.0), 0
+        # By id of the batch, which is kept so that the id stays valid: the batch, and its parts with their shares.
+        self._micro_batches: dict[int, tuple[Any, list[tuple[Any, float]]]] = {}
+
+    @property
+    def state(self) -> dict[str, float]:
+        """Return the values that a resumed run needs, under the keys of a checkpoint."""
+        return {"pieces": self.num_micro_batches, "scale": self.loss_scale, "since": self.steps_since_overflow}
+
+    def restore_(self, state: Mapping[str, float]) -> None:
+        """Restore the values of `state`."""
+        self.num_micro_batches, self.loss_scale = int(state["pieces"]), state["scale"]
+        self.steps_since_overflow = int(state["since"])
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of forward passes in the precision of the recipe."""
+        if self.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16)
+
+    def gradients(
+        self, loss_terms: LossTerms, batch: Any, tensors: Sequence[Tensor], factor: float = 1.0
+    ) -> GradientResult:
+        """Return the terms of a batch's loss, and `factor` times the gradient of their sum.
+
+        If memory does not suffice, micro-batches are halved; if half precision overflows, the loss scale is halved.
+        Then the passes are repeated: no step is skipped.
+
+        Args:
+            loss_terms: called with each micro-batch; must not change anything.
+            tensors: with respect to which to differentiate.
+
+        Raises:
+            torch.OutOfMemoryError: a single sample does not fit into memory.
+        """
+        while True:
+            try:
+                terms, gradients = self._run_passes(loss_terms, batch, list(tensors), factor)
+            except RuntimeError as error:
+                if not _is_out_of_memory(error) or not self._halve_micro_batches(batch):
+                    raise
+            else:
+                result = self._reduce(terms, gradients, tensors)
+                if result is not None:
+                    return result
+            _clear_device_cache()
+
+    def micro_batches(self, batch: Any) -> list[tuple[Any, float]]:
+        """Return the micro-batches of a batch and their shares of its samples; the same objects in each call."""
+        if self.num_micro_batches == 1 and not isinstance(batch, AccumulatedBatch):
+            return [(batch, 1.0)]
+        if id(batch) not in self._micro_batches:
+            while len(self._micro_batches) > 1:  # no step reads more than two batches
+                del self._micro_batches[next(iter(self._micro_batches))]
+            parts = [p for one in batches_of_step(batch) for p in split_batch(one, self.num_micro_batches)]
+            sizes = [batch_size_of(part) for part in parts]
+            known = [s for s in sizes if s is not None]
+            total = sum(known) if len(known) == len(sizes) else 0
+            shares = [s / total if s is not None and total else 1 / len(parts) for s in sizes]
+            self._micro_batches[id(batch)] = (batch, list(zip(parts, shares, strict=True)))
+        return self._micro_batches[id(batch)][1]
+
+    def _run_passes(
+        self, loss_terms: LossTerms, batch: Any, tensors: list[Tensor], factor: float
+    ) -> tuple[dict[str, Tensor], list[Tensor | None]]:
+        """Return terms of the loss and scaled gradients of this process, summed over the micro-batches."""
+        sums: dict[str, Tensor] = {}
+        totals: list[Tensor | None] = [None] * len(tensors)
+        micro_batches = self.micro_batches(batch)
+        for micro_batch, share in micro_batches:
+            with self.autocast():
+                terms = loss_terms(micro_batch)
+            loss = torch.stack([term.reshape(()) for term in terms.values()]).sum()
+            scaled = loss * (share * factor * self.loss_scale) if share * factor * self.loss_scale != 1 else loss
+            gradients = _gradients_of(scaled, tensors)
+            if len(micro_batches) == 1:
+                return {k: t.detach().reshape(()) for k, t in terms.items()}, gradients
+            for i, gradient in enumerate(gradients):
+                total = totals[i]
+                totals[i] = gradient if total is None else total if gradient is None else total.add_(gradient)
+            sums = {k: sums.get(k, 0) + t.detach().reshape(()) * share for k, t in terms.items()}
+            del terms, loss, scaled, gradients  # frees the graph before the next forward pass
+        return sums, totals
+
+    def _reduce(
+        self, terms: dict[str, Tensor], local_gradients: list[Tensor | None], tensors: Sequence[Tensor]
+    ) -> GradientResult | None:
+        """Return means over the processes; None if they overflow and the loss scale was halved."""
+        unused = [g is None for g in local_gradients]
+        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(tensors, local_gradients, strict=True)]
+        if world_size() > 1:  # gradients, terms and flags in one message
+            flags = torch.tensor(unused, dtype=filled[0].dtype, device=filled[0].device)
+            *means, flags = all_reduce_mean([*filled, *terms.values(), flags])
+            unused = [flag == 1 for flag in flags.tolist()]
+        else:
+            means = [*filled, *terms.values()]
+        gradients, values = means[: len(filled)], means[len(filled) :]
+        if self.precision == "fp16":
+            finite = bool(torch.stack(torch._foreach_norm(gradients, torch.inf)).isfinite().all())
+            if not finite and self.loss_scale > 1:
+                self.loss_scale, self.steps_since_overflow = self.loss_scale / 2, 0
+                return None
+            gradients = [g / self.loss_scale for g in gradients]
+            self.steps_since_overflow += 1
+            if self.steps_since_overflow == LOSS_SCALE_GROWTH_INTERVAL:
+                self.loss_scale, self.steps_since_overflow = self.loss_scale * 2, 0
+        return GradientResult(dict(zip(terms, values, strict=True)), gradients, unused)
+
+    def _halve_micro_batches(self, batch: Any) -> bool:
+        """Double the number of micro-batches; return False if they are single samples already."""
+        most = max((batch_size_of(one) or 1) for one in batches_of_step(batch))
+        if self.num_micro_batches >= most:
+            self.message(f"out of memory on {self.device}: even a single sample does not fit. Use smaller images")
+            return False
+        self.num_micro_batches *= 2
+        self._micro_batches.clear()
+        self.message(
+            f"out of memory on {self.device}: from now on each batch is run in {self.num_micro_batches} micro-batches "
+            "whose gradients are added up. Batch norms see one micro-batch at a time"
+        )
+        return True
+
+
+def _gradients_of(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return gradients; None for frozen tensors: mmdet's ResNets freeze stages when they enter training mode."""
+    trainable = [p for p in tensors if p.requires_grad]
+    gradients = iter(torch.autograd.grad(loss, trainable, allow_unused=True))
+    return [next(gradients) if p.requires_grad else None for p in tensors]
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return bool(should_reduce_batch_size(error))
+
+
+def _clear_device_cache() -> None:
+    from accelerate.utils.memory import clear_device_cache
+
+    clear_device_cache(garbage_collection=True)

@@ -1,0 +1,177 @@
+"""Small networks with attention, from every library, for the contracts of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor, nn
+
+from compress.modules import attend, join_heads, split_heads
+from compress.recipe import Target
+
+SWIN = torchvision.models.swin_transformer
+BOTH = Target(channels=False, attention=True, mlp=True)
+
+
+def _timm(name: str, size: int = 64, **settings: Any) -> Callable[[], tuple[nn.Module, Tensor]]:
+    return lambda: (timm.create_model(name, **settings), torch.randn(2, 3, size, size))
+
+
+def _swin(v2: bool, size: tuple[int, int]) -> tuple[nn.Module, Tensor]:
+    more = {"block": SWIN.SwinTransformerBlockV2, "downsample_layer": SWIN.PatchMergingV2} if v2 else {}
+    return SWIN.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [4, 4], num_classes=7, **more), torch.randn(2, 3, *size)
+
+
+def _encoder(first: bool) -> tuple[nn.Module, Tensor]:
+    layer = nn.TransformerEncoderLayer(24, 3, 40, dropout=0.1, batch_first=first)
+    return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 7, 24)
+
+
+class Own(nn.Module):
+    """Attention as people write it: parts apart, unfused, one width for keys and another for values."""
+
+    def __init__(self, width: int = 24, heads: int = 3, keys: int = 10, values: int = 6) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, keys**-0.5
+        self.q, self.k = nn.Linear(width, heads * keys), nn.Linear(width, heads * keys, bias=False)
+        self.v, self.out = nn.Linear(width, heads * values), nn.Linear(heads * values, width)
+        self.head = nn.Linear(width, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        weights = (q * self.scale @ k.transpose(-2, -1)).softmax(-1)
+        out: Tensor = self.head(x + self.out((weights @ v).transpose(1, 2).flatten(2)))
+        return out
+
+
+class Logits(nn.Module):
+    """A network of transformers, called with images alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).logits  # type: ignore[no-any-return]
+
+
+def _hugging(name: str, **settings: Any) -> tuple[nn.Module, Tensor]:
+    library = pytest.importorskip("transformers")
+    shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 8}
+    swin = {"patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
+    config = getattr(library, f"{name}Config")(image_size=32, **(swin if name == "Swin" else shape), **settings)
+    return Logits(getattr(library, f"{name}ForImageClassification")(config)), torch.randn(2, 3, 32, 32)
+
+
+FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # and how many groups of attention
+    "timm vit": (_timm("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=7), 2),
+    "timm vit, pooled, layer scale": (
+        _timm("vit_tiny_patch16_224", img_size=64, depth=2, global_pool="avg", class_token=False, init_values=1e-5),
+        2,
+    ),
+    "timm vit, swiglu": (_timm("vit_tiny_patch16_224", img_size=64, depth=2, mlp_layer=timm.layers.SwiGLU), 2),
+    "timm deit, distilled": (_timm("deit_tiny_distilled_patch16_224", img_size=64, depth=2), 2),
+    "timm swin": (_timm("swin_tiny_patch4_window7_224", 56, img_size=56, depths=(2, 2), embed_dim=24), 4),
+    "timm swin v2": (
+        _timm("swinv2_tiny_window8_256", img_size=64, window_size=4, depths=(2, 2), embed_dim=24, num_heads=(2, 4)),
+        4,
+    ),
+    "timm beit": (_timm("beit_base_patch16_224", img_size=64, depth=2, embed_dim=48, num_heads=4), 2),
+    "timm pvt v2": (_timm("pvt_v2_b0", depths=(1, 1, 1, 1)), 4),
+    "timm pvt v2, linear": (_timm("pvt_v2_b2_li", depths=(1, 1, 1, 1), embed_dims=(16, 32, 40, 64)), 4),
+    "timm cait": (_timm("cait_xxs24_224", img_size=64, depth=2), 6),
+    "timm vit, qk norm": (_timm("vit_tiny_patch16_224", img_size=64, depth=2, qk_norm=True), 2),
+    "timm vit, qk norm of squares": (
+        _timm("vit_tiny_patch16_224", img_size=64, depth=2, qk_norm=True, norm_layer=timm.layers.RmsNorm),
+        2,
+    ),
+    "timm levit": (
+        lambda: (
+            timm.models.levit.Levit(64, embed_dim=(32, 48), key_dim=8, depth=(1, 1), num_heads=(2, 3)),
+            torch.randn(2, 3, 64, 64),
+        ),
+        6,
+    ),
+    "timm coat": (
+        lambda: (
+            timm.models.coat.CoaT(64, 4, embed_dims=(64,) * 4, serial_depths=(1,) * 4, mlp_ratios=(2,) * 4),
+            torch.randn(2, 3, 64, 64),
+        ),
+        4,
+    ),
+    "timm xcit, class attention": (_timm("xcit_nano_12_p16_224", img_size=32, depth=1), 2),
+    "timm efficientvit": (
+        lambda: (
+            timm.models.efficientvit_msra.EfficientVitMsra(
+                64,
+                embed_dim=(32, 48),
+                key_dim=(8, 8),
+                depth=(1, 1),
+                num_heads=(2, 2),
+                window_size=(4, 4),
+                kernels=(3, 3),
+                down_ops=(("", 1), ("subsample", 2)),
+            ),
+            torch.randn(2, 3, 64, 64),
+        ),
+        8,
+    ),
+    "timm maxvit": (_timm("maxvit_pico_rw_256", img_size=64, depths=(1, 1), embed_dim=(32, 64)), 4),
+    "timm mobilevit": (_timm("mobilevit_xxs", 64), 9),
+    "torchvision vit": (
+        lambda: (torchvision.models.VisionTransformer(32, 8, 2, 4, 48, 96, num_classes=7), torch.randn(2, 3, 32, 32)),
+        2,
+    ),
+    "torchvision maxvit": (
+        lambda: (torchvision.models.MaxVit((64, 64), 8, 4, [8, 16], [1, 1], 4, 0.0), torch.randn(2, 3, 64, 64)),
+        4,
+    ),
+    "torchvision swin": (lambda: _swin(False, (72, 64)), 4),
+    "torchvision swin v2": (lambda: _swin(True, (64, 72)), 4),
+    "torch encoder": (lambda: _encoder(True), 2),
+    "torch encoder, batch second": (lambda: _encoder(False), 2),
+    "transformers vit": (lambda: _hugging("ViT", intermediate_size=96, attn_implementation="sdpa"), 2),
+    "transformers vit, eager": (lambda: _hugging("ViT", intermediate_size=96, attn_implementation="eager"), 2),
+    "transformers deit": (lambda: _hugging("DeiT", intermediate_size=96), 2),
+    "transformers dinov2": (lambda: _hugging("Dinov2"), 2),
+    "transformers swin": (lambda: _hugging("Swin"), 4),
+    "own": (lambda: (Own(), torch.randn(2, 7, 24)), 2),
+}
+
+
+def family(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
+    """In double precision, with weights of a size that lets attention choose."""
+    torch.manual_seed(seed)
+    model, x = FAMILIES[name][0]()
+    model = model.double().eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn_like(p) * (0.5 if p.ndim < 2 else 1.5 / p[0].numel() ** 0.5))
+    return model, x.double()
+
+
+def random_part(groups: Any, part: float = 0.4, seed: int = 0) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(seed)
+    return {g.name: np.sort(random.permutation(g.width)[: max(1, int(part * g.width))]) for g in groups}
+
+
+class Small(nn.Module):
+    """One block of attention and one MLP over five tokens, then the mean."""
+
+    def __init__(self, width: int = 12, heads: int = 2, hidden: int = 10) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, (width // heads) ** -0.5
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2, self.head = nn.Linear(width, hidden), nn.Linear(hidden, width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (split_heads(t, self.heads) for t in self.qkv(x).chunk(3, -1))
+        x = x + self.proj(join_heads(attend(q, k, v, self.scale)))
+        x = x + self.fc2(torch.nn.functional.gelu(self.fc1(x)))
+        return self.head(x.mean(1))  # type: ignore[no-any-return]

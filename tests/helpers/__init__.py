@@ -1,0 +1,1 @@
+"""Data, tasks, loaders, pages and commands that several test modules share."""
