@@ -25,7 +25,7 @@ def format_metric(metric: str, value: float) -> str:
 def format_time(value: float, spread: float | None) -> str:
     """Format a time with its spread, to the digits that are significant given the spread.
 
-    >>> timed(0.6641, 0.14), timed(38.4219, 0.612), timed(1234.5, 123.0), timed(0.6641, None)
+    >>> format_time(0.6641, 0.14), format_time(38.4219, 0.612), format_time(1234.5, 123.0), format_time(0.6641, None)
     ('0.66 ± 0.14', '38.42 ± 0.61', '1234 ± 123', '0.6641')
     """
     if spread is None or not 0 < spread < math.inf:

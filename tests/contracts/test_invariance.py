@@ -23,7 +23,7 @@ NAMES = (
 def summary(groups: Any) -> list[Any]:
     """Names, kinds, and every position of every group."""
     return [
-        (g.name, g.kind, g.width, sorted((s.tensor, s.dim, s.reads, s.index.tolist()) for s in g.slots)) for g in groups
+        (g.name, g.kind, g.width, sorted((s.tensor, s.dim, s.gated, s.index.tolist()) for s in g.slots)) for g in groups
     ]
 
 
