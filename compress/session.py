@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from numbers import Integral
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from compress.api import Pruned
+from compress.api import Pruned, RecipeLike
 from compress.errors import BatchError, NotReady
 from compress.formatting import describe_value
 from compress.modules import unwrap_model
@@ -103,7 +102,7 @@ class Session:
 
 def search_session(
     model: nn.Module,
-    recipe: str | Path | Mapping[str, Any] | Recipe,
+    recipe: RecipeLike,
     *,
     steps: int | None = None,
     train: Iterable[Any] | None = None,
