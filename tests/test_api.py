@@ -172,7 +172,8 @@ def test_recipe_that_names_its_data_needs_no_loaders() -> None:
 
 def test_recipe_that_names_its_task_needs_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_task_of_digits.py").write_text(
-        "import compress\nfrom helpers.digits import loaders\ndef make():\n    return compress.Classification(*loaders())\n"
+        "import compress\nfrom helpers.digits import loaders\n"
+        "def make():\n    return compress.Classification(*loaders())\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     pruned = compress.prune(dense(), {**RECIPE, "finetune": None, "task": "my_task_of_digits:make"}, quiet=True)
