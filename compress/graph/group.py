@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .activations import CallTrace
 
 Index = NDArray[np.int64]
 
@@ -93,3 +95,4 @@ class TracedPart:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     training: bool = False
+    calls: CallTrace = field(default_factory=CallTrace)  # of its modules, in the trace

@@ -9,6 +9,7 @@ from torch import nn
 
 from compress.modules import modules_of
 
+from .activations import Activations
 from .atom_classes import AtomClasses
 from .axes import Axes
 from .costs import Cost
@@ -34,6 +35,7 @@ def build_groups(model: nn.Module, trace: Trace) -> Groups:
     offered: list[Group] = []
     refused: list[RefusedGroup] = []
     positions_per_dimension: dict[str, dict[int, int]] = {}
+    members_of_offered: list[Index] = []
     num_groups_of_writer: Counter[str] = Counter()
     for members, positions in zip(members_of_groups, positions_of_groups, strict=True):
         first = int(members[0])
@@ -58,6 +60,7 @@ def build_groups(model: nn.Module, trace: Trace) -> Groups:
                 classes.can_drop_branch(slots, atoms, axes),
             )
         )
+        members_of_offered.append(members)
         positions_per_dimension[name] = {axis: index.shape[1] for axis, index in positions.items()}
     cost = Cost.build(model, offered, positions_per_dimension, axes, mac_terms)
     attributes = layer_attributes(model, atoms, axes)
@@ -75,7 +78,15 @@ def build_groups(model: nn.Module, trace: Trace) -> Groups:
         pair_modules=atoms.pair_modules,
         compact_modules={*atoms.compact_modules, *atoms.compact_when_cut},
         reader_modules=atoms.reader_modules,
+        activations=_activations(classes, offered, members_of_offered),
     )
+
+
+def _activations(classes: AtomClasses, offered: list[Group], members_of_groups: list[Index]) -> Activations:
+    group_of_class, dimension_of_class = (np.full(len(classes.roots), -1, dtype=np.int64) for _ in range(2))
+    for number, members in enumerate(members_of_groups):
+        group_of_class[members], dimension_of_class[members] = number, np.arange(len(members))
+    return Activations(classes.roots, group_of_class, dimension_of_class, [group.name for group in offered])
 
 
 def _group_name(writer: str, number: int, attention_part: str) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from .activations import Activations
 from .atoms import BatchNormOutput
 from .costs import Cost
 from .group import BranchRemoval, Group, RefusedGroup, TracedPart, WidthAttribute
@@ -30,6 +31,7 @@ class Groups:
     pair_modules: set[str] = field(default_factory=set)  # modules that return a tuple of two
     compact_modules: set[str] = field(default_factory=set)  # modules that switch to their compact form if they are cut
     reader_modules: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code uses it
+    activations: Activations | None = None  # the groups of traced activations
 
     def __repr__(self) -> str:
         return f"Groups({[f'{g.name}: {g.width}' for g in self.offered]}, {len(self.refused)} refused)"

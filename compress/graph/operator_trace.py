@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compress.modules import modules_of, tensors_in
 
 from . import rules  # noqa: F401  (fills the table of rules)
+from .activations import CallTrace, ModuleCall
 from .atoms import Atoms, Mark, TracedTensor
 from .rules.registry import RULES, OperatorCall, barrier
 from .shape_only_kernels import SHAPE_ONLY
@@ -41,10 +42,17 @@ class _ValuesNeeded(Exception):
     """The run may depend on numbers that were not computed."""
 
 
+class OperatorTrace(NamedTuple):
+    """Result of tracing one run: the names of the tensors that it uses, and the calls of its modules."""
+
+    used: set[str]
+    calls: CallTrace
+
+
 def trace_operators(
     atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str = ""
-) -> set[str]:
-    """Run `model`, record its operators in `atoms`, and return the names of the tensors it uses, below `prefix`.
+) -> OperatorTrace:
+    """Run `model`, record its operators in `atoms`, and return the tensors it uses, below `prefix`, and its calls.
 
     Raises:
         Untraceable: The model's path depends on the values of its input, or it fails; `atoms` is left as it was.
@@ -61,7 +69,7 @@ def trace_operators(
 
 def _trace_run(
     atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str, shapes_only: bool
-) -> set[str]:
+) -> OperatorTrace:
     tracer = _OperatorTracer(atoms, {tensor_id: prefix + name for tensor_id, name in tensor_names(model).items()})
     modules = modules_of(model)
     if shapes_only:
@@ -70,11 +78,14 @@ def _trace_run(
         tracer.buffer_memory = {b.untyped_storage().data_ptr() for b in buffers}
     paths = {id(module): (prefix + name).rstrip(".") for name, module in modules.items()}
 
-    def enter(module: nn.Module, _: Any) -> None:
+    def enter(module: nn.Module, args: Any) -> None:
         tracer.module_stack.append(paths.get(id(module), tracer.module_stack[-1]))
+        tracer.input_stack.append([tracer.traced(tensor) for tensor in tensors_in(args)])
 
     def leave(module: nn.Module, _: Any, result: Any) -> None:
         path = tracer.module_stack.pop()
+        call = ModuleCall(tracer.input_stack.pop(), [tracer.traced(tensor) for tensor in tensors_in(result)])
+        tracer.calls.calls[path].append(call)
         if isinstance(result, tuple) and len(result) == 2:
             atoms.pair_modules.add(path)
 
@@ -103,7 +114,7 @@ def _trace_run(
     for tensor in tensors_in(result):
         for atom_ids in tracer.traced(tensor).atom_ids:
             atoms.freeze(atom_ids, reason)
-    return {tracer.names[tensor_id] for tensor_id in tracer.parameters}
+    return OperatorTrace({tracer.names[tensor_id] for tensor_id in tracer.parameters}, tracer.calls)
 
 
 @dataclass(frozen=True)
@@ -165,6 +176,8 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.atoms, self.names = atoms, names
         self.parameters: dict[int, TracedTensor] = {}  # parameters and buffers that were used, by id
         self.module_stack = [""]
+        self.calls = CallTrace()
+        self.input_stack: list[list[TracedTensor]] = []  # of the modules in `module_stack`
         self.time = 0  # number of operators so far
         self.last_write: dict[int, int] = {}  # memory -> time of the last in-place operator that wrote to it
         self.shapes_only = False  # return zeros from costly operators
@@ -213,7 +226,9 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if outputs:
             self.atoms.current_module = self.module_stack[-1]
             call.shapes = [tuple(t.shape) for t in outputs]
-            for tensor, traced in zip(outputs, self._apply_rule(schema.namespace, call, tensors), strict=True):
+            traced_outputs = self._apply_rule(schema.namespace, call, tensors)
+            self.calls.add_operator(self.module_stack[-1], [*tensors, *traced_outputs])
+            for tensor, traced in zip(outputs, traced_outputs, strict=True):
                 self.describe(tensor, traced)
         return result
 

@@ -73,8 +73,8 @@ def trace_model(
     trace = Trace(atoms)
     with module_mode(model, training=False):
         try:
-            used = trace_operators(atoms, model, args, kwargs)
-            trace.parts.append(TracedPart("", args, kwargs))
+            used, calls = trace_operators(atoms, model, args, kwargs)
+            trace.parts.append(TracedPart("", args, kwargs, calls=calls))
         except Untraceable as error:
             trace.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
             _trace_children(trace, model, args, kwargs, one_path, included)
@@ -84,9 +84,10 @@ def trace_model(
         with module_mode(model, training=True):
             try:
                 num_eval_terms = len(atoms.mac_terms)
-                unused -= trace_operators(atoms, model, args, kwargs)
+                used, calls = trace_operators(atoms, model, args, kwargs)
+                unused -= used
                 del atoms.mac_terms[num_eval_terms:]  # costs are those of inference
-                trace.parts.append(TracedPart("", args, kwargs, training=True))
+                trace.parts.append(TracedPart("", args, kwargs, training=True, calls=calls))
             except Untraceable as error:
                 trace.notes.append(f"training mode cannot be traced: {error}")
     if unused:
@@ -122,8 +123,8 @@ def _trace_children(
         if self_contained and any(True for _ in child.children()):
             try:
                 for call in record.calls[name]:
-                    trace_operators(trace.atoms, child, *call, prefix=f"{name}.")
-                    trace.parts.append(TracedPart(name, *call))
+                    _, calls = trace_operators(trace.atoms, child, *call, prefix=f"{name}.")
+                    trace.parts.append(TracedPart(name, *call, calls=calls))
                 continue
             except Untraceable as error:
                 untraced.append(name)
