@@ -4,7 +4,8 @@ Rules by operator (rules/) join positions of tensors; joined positions become gr
 their costs, and the attributes that follow their widths.
 """
 
-from .atoms import BatchNormOutput
+from .activations import Activations, ModuleCall
+from .atoms import BatchNormOutput, TracedTensor
 from .costs import Cost
 from .group import BranchRemoval, Group, Index, Slot, TracedPart
 from .grouping import build_groups
@@ -14,6 +15,7 @@ from .selection import AttentionMode, attention_modes, included_modules, select_
 from .tracing import trace_model
 
 __all__ = [
+    "Activations",
     "AttentionMode",
     "BatchNormOutput",
     "BranchRemoval",
@@ -21,8 +23,10 @@ __all__ = [
     "Group",
     "Groups",
     "Index",
+    "ModuleCall",
     "Slot",
     "TracedPart",
+    "TracedTensor",
     "attention_modes",
     "build_groups",
     "included_modules",

@@ -50,11 +50,12 @@ class Activations:
 
     def groups_in(self, module: str, trace: CallTrace) -> list[str]:
         """Return the names of the groups that the operators of a module's own code touch."""
-        arrays = list(trace.atoms_of_module.get(module, {}).values())
-        if not arrays:
-            return []
-        groups = np.unique(self.group_of_class[self.roots[np.concatenate([a.ravel() for a in arrays])]])
-        return [self.names[number] for number in groups.tolist() if number >= 0]
+        return self._names([atom_ids.ravel() for atom_ids in trace.atoms_of_module.get(module, {}).values()])
+
+    def groups_of(self, tensor: TracedTensor) -> list[str]:
+        """Return the names of the groups along the dimensions of an activation."""
+        arrays = [atom_ids.ravel() for atom_ids in tensor.atom_ids if atom_ids is not None]
+        return self._names(arrays)
 
     def kept_positions(self, tensor: TracedTensor, keep: Mapping[str, IntArray]) -> KeptPositions:
         """Return the positions of an activation that remain, by dimension; dimensions that stay whole are left out."""
@@ -72,3 +73,9 @@ class Activations:
             if not is_kept.all():
                 kept[dim] = np.flatnonzero(is_kept)
         return kept
+
+    def _names(self, arrays: Sequence[AtomIds]) -> list[str]:
+        if not arrays:
+            return []
+        groups = np.unique(self.group_of_class[self.roots[np.concatenate(arrays)]])
+        return [self.names[number] for number in groups.tolist() if number >= 0]

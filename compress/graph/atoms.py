@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .attribute_sizes import Attribute, SizeUse
+
 AtomIds = NDArray[np.int64]
 
 
@@ -91,7 +93,6 @@ class SizeHint:
     module: str
     size: int
     atom_ids: AtomIds
-    name_part: str = ""  # the name of the attribute contains this
 
 
 @dataclass
@@ -102,12 +103,14 @@ class Atoms:
     separate_qkv: bool = False  # cut queries and keys independently of values
     compact_modules: frozenset[str] = frozenset()  # modules in compact form, whose code takes all widths from weights
     compact_when_cut: frozenset[str] = frozenset()  # modules that switch to their compact form only if they are cut
-    int_attributes: dict[str, set[int]] = field(default_factory=dict)  # module -> integers among its attributes
 
     count: int = 0
     axes: dict[tuple[str, int], AtomIds] = field(default_factory=dict)  # (tensor name, dim) -> its atoms
     mac_terms: list[MacTerm] = field(default_factory=list)
     size_hints: list[SizeHint] = field(default_factory=list)
+    size_uses: list[SizeUse] = field(default_factory=list)  # sizes from attributes that operators were called with
+    numeric_attributes: set[Attribute] = field(default_factory=set)  # computed with, as in `dim ** -0.5`
+    sizes_are_attributes: bool = False  # the sizes of the operator at work come from attributes, which can follow
     grouped_convs: dict[str, GroupedConv] = field(default_factory=dict)  # by weight
     input_norms: dict[str, BatchNormOutput | None] = field(default_factory=dict)  # reading weight -> norm of its input
     reader_modules: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code uses it
@@ -138,10 +141,10 @@ class Atoms:
         if atom_ids is not None:
             self._marks.setdefault(mark, []).append(atom_ids.ravel())
 
-    def add_size_hint(self, size: int, atom_ids: AtomIds, name_part: str = "") -> None:
+    def add_size_hint(self, size: int, atom_ids: AtomIds) -> None:
         """Record that the current module's code used this size: an attribute of it may have to follow the width."""
         if self.current_module is not None:
-            self.size_hints.append(SizeHint(self.current_module, size, atom_ids, name_part))
+            self.size_hints.append(SizeHint(self.current_module, size, atom_ids))
 
     def frozen_padding(self, size: int, reason: str) -> AtomIds:
         """Create atoms for positions of fixed number."""

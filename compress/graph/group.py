@@ -77,6 +77,7 @@ class WidthAttribute:
     axis: int
     multiplier: int = 1
     divisor: int = 1
+    item: int | None = None  # of an attribute that is a list or tuple
 
 
 @dataclass(frozen=True)

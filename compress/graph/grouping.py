@@ -7,8 +7,6 @@ from collections import Counter
 import numpy as np
 from torch import nn
 
-from compress.modules import modules_of
-
 from .activations import Activations
 from .atom_classes import AtomClasses
 from .axes import Axes
@@ -16,19 +14,21 @@ from .costs import Cost
 from .group import Group, Index, RefusedGroup, Slot
 from .model_groups import Groups
 from .tracing import Trace
-from .width_attributes import hinted_attributes, layer_attributes
+from .width_attributes import layer_attributes, resolve_size_uses_, size_attributes, unused_attributes
 
 STATISTICS = (".running_mean", ".running_var")
-NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
 
 def build_groups(model: nn.Module, trace: Trace) -> Groups:
     """Group the dimensions of a traced model, with their costs and the attributes that follow their widths."""
     atoms = trace.atoms
+    followed = resolve_size_uses_(atoms)
     axes = Axes(atoms)
     mac_terms = [(term.factor, [axes.number(dim) for dim in term.dims]) for term in atoms.mac_terms]
     for hint in atoms.size_hints:
         axes.number(hint.atom_ids)  # give it an axis, so that its width is tracked
+    for width in followed.values():
+        axes.number(width.atom_ids)
     classes = AtomClasses.build(atoms, axes)
     members_of_groups = classes.group_members(axes)
     positions_of_groups = _positions(classes, axes, members_of_groups)
@@ -63,15 +63,13 @@ def build_groups(model: nn.Module, trace: Trace) -> Groups:
         members_of_offered.append(members)
         positions_per_dimension[name] = {axis: index.shape[1] for axis, index in positions.items()}
     cost = Cost.build(model, offered, positions_per_dimension, axes, mac_terms)
-    attributes = layer_attributes(model, atoms, axes)
-    hinted = hinted_attributes(model, atoms.size_hints, axes, known=attributes)
-    norms = {name for name, module in modules_of(model).items() if isinstance(module, NORMS)}
+    attributes = layer_attributes(model, atoms, axes) + size_attributes(model, followed, axes)
+    attributes += unused_attributes(model, atoms, classes.roots, axes, known=attributes)
     return Groups(
         offered,
         refused,
         cost,
-        attributes + [a for a in hinted if a.module in norms],  # a norm without tensors has its width in an attribute
-        [a for a in hinted if a.module not in norms],
+        attributes,
         trace.parts,
         trace.notes,
         atoms.input_norms,

@@ -22,8 +22,6 @@ class Groups:
     refused: list[RefusedGroup]
     cost: Cost
     attributes: list[WidthAttribute]
-    # Attributes that may follow a width; tried if verification fails without them.
-    candidate_attributes: list[WidthAttribute] = field(default_factory=list)
     parts: list[TracedPart] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     input_norms: dict[str, BatchNormOutput | None] = field(default_factory=dict)  # reading weight -> norm of its input

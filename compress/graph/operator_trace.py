@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compress.modules import modules_of, tensors_in
@@ -27,6 +28,7 @@ from compress.modules import modules_of, tensors_in
 from . import rules  # noqa: F401  (fills the table of rules)
 from .activations import CallTrace, ModuleCall
 from .atoms import Atoms, Mark, TracedTensor
+from .attribute_sizes import AttributeSize, SizeUse, has_attribute_sizes, tracked_attributes, uses_by_position
 from .rules.registry import RULES, OperatorCall, barrier
 from .shape_only_kernels import SHAPE_ONLY
 from .traced_parameters import tensor_names, trace_parameter
@@ -95,7 +97,13 @@ def _trace_run(
     handles = [module_hooks.register_module_forward_pre_hook(enter), module_hooks.register_module_forward_hook(leave)]
     snapshot = atoms.snapshot()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _PythonAccessWatcher(tracer), tracer:
+        with (
+            torch.no_grad(),
+            torch.random.fork_rng(devices=[]),
+            tracked_attributes(model, prefix) as numeric_attributes,
+            _PythonAccessWatcher(tracer),
+            tracer,
+        ):
             result = model(*args, **kwargs)
     except Exception as error:
         atoms.restore_(snapshot)  # the records of half a run are incomplete
@@ -110,6 +118,7 @@ def _trace_run(
         for tensor in inputs:  # they belong to the caller
             _Description.remove_from_(tensor)
     atoms.current_module = None
+    atoms.numeric_attributes |= numeric_attributes
     reason = f"is an output of `{prefix[:-1]}`, whose caller is not traced" if prefix else "is an output of the network"
     for tensor in tensors_in(result):
         for atom_ids in tracer.traced(tensor).atom_ids:
@@ -296,7 +305,29 @@ class _PythonAccessWatcher(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and (kwargs or {}).get("scale") is None:
             query = args[0] if args else (kwargs or {})["query"]
             self.tracer.atoms.mark(self.tracer.traced(query).atom_ids[-1], Mark.DIVIDED_BY_ROOT)
+        if has_attribute_sizes(args, kwargs):
+            return self._call_with_attribute_sizes(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def _call_with_attribute_sizes(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call a function with sizes from attributes, and record which dimensions have these sizes."""
+        atoms = self.tracer.atoms
+        tracked = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is AttributeSize]
+        num_hints, atoms.sizes_are_attributes = len(atoms.size_hints), True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            atoms.sizes_are_attributes = False
+        uses = uses_by_position(func, args, result, lambda tensor: self.tracer.traced(tensor).atom_ids)
+        if uses is None:  # match sizes by value with those that the rules of the operators saw
+            uses = [
+                SizeUse(size, hint.atom_ids)
+                for hint in atoms.size_hints[num_hints:]
+                for size in tracked
+                if size == hint.size
+            ]
+        atoms.size_uses += uses
+        return result
 
 
 def _keeps_strides(args: Any) -> bool:

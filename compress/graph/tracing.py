@@ -68,7 +68,6 @@ def trace_model(
         separate_qkv=separate_qkv,
         compact_modules=frozenset(name for name, form in forms.items() if type(modules[name]) is form),
         compact_when_cut=frozenset(name for name, form in forms.items() if form_use(form) is FormUse.WHEN_CUT),
-        int_attributes={name: {v for v in vars(m).values() if type(v) is int} for name, m in modules.items()},
     )
     trace = Trace(atoms)
     with module_mode(model, training=False):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+import numpy as np
 from torch import nn
 
 from compress.modules import modules_of
 
-from .atoms import Atoms, GroupedConv, SizeHint
+from .atoms import AtomIds, Atoms, GroupedConv
+from .attribute_sizes import Attribute
 from .axes import Axes
 from .group import WidthAttribute
 
@@ -68,18 +71,73 @@ def layer_attributes(model: nn.Module, atoms: Atoms, axes: Axes) -> list[WidthAt
     return collector.attributes
 
 
-def hinted_attributes(
-    model: nn.Module, hints: Sequence[SizeHint], axes: Axes, known: Sequence[WidthAttribute]
-) -> list[WidthAttribute]:
-    """Return integer attributes of modules that equal a size their code used, except for those already known."""
+class FollowedWidth(NamedTuple):
+    """The dimension that an attribute follows: `multiplier * its size / divisor`."""
+
+    atom_ids: AtomIds
+    multiplier: int = 1
+    divisor: int = 1
+
+
+def resolve_size_uses_(atoms: Atoms) -> dict[Attribute, FollowedWidth]:
+    """Return the dimension that each attribute follows which the model's code passes to operators as a size.
+
+    An attribute has one value. If several dimensions have it as their size, they keep equal numbers of positions: their
+    atoms are joined. If one of them is fixed, all are frozen.
+    """
+    plain: dict[Attribute, list[AtomIds | None]] = {}
+    for use in atoms.size_uses:
+        if use.size.is_plain:
+            plain.setdefault(next(iter(use.size.attributes)), []).append(use.atom_ids)
+    followed: dict[Attribute, FollowedWidth] = {}
+    for attribute, used_for in plain.items():
+        dims = [atom_ids for atom_ids in used_for if atom_ids is not None]
+        for other in dims[1:]:
+            atoms.join(dims[0], other)
+        if dims and len(dims) < len(used_for):
+            atoms.freeze(dims[0], f"has the same size as a fixed dimension, `{attribute.name}` of {attribute.module}")
+        elif dims:
+            followed[attribute] = FollowedWidth(dims[0])
+    for use in atoms.size_uses:  # sums and products with one attribute that is known by nothing else
+        unknown = [attribute for attribute in use.size.attributes if attribute not in plain]
+        if use.atom_ids is not None and len(unknown) == 1 and unknown[0] not in followed:
+            followed[unknown[0]] = FollowedWidth(use.atom_ids, 0, use.atom_ids.size)  # in proportion to its own value
+    return followed
+
+
+def size_attributes(model: nn.Module, followed: Mapping[Attribute, FollowedWidth], axes: Axes) -> list[WidthAttribute]:
+    """Return the attributes that the model's code passes to operators as sizes."""
     modules = modules_of(model)
-    known_names = {(attribute.module, attribute.name) for attribute in known}
-    hinted: dict[tuple[str, str], WidthAttribute] = {}
-    for hint in hints:
-        for name, value in vars(modules[hint.module]).items() if hint.module in modules else ():
-            key = (hint.module, name)
-            if type(value) is not int or value != hint.size or key in known_names:
-                continue
-            if hint.name_part in name if hint.name_part else not name.endswith(HEAD_COUNT_NAMES):
-                hinted.setdefault(key, WidthAttribute(hint.module, name, axes.number(hint.atom_ids)))
-    return list(hinted.values())
+    attributes = []
+    for (module, name, item), width in followed.items():
+        value = vars(modules[module])[name]
+        multiplier = width.multiplier or (value if item is None else value[item])
+        attributes.append(WidthAttribute(module, name, axes.number(width.atom_ids), multiplier, width.divisor, item))
+    return attributes
+
+
+def unused_attributes(
+    model: nn.Module, atoms: Atoms, roots: AtomIds, axes: Axes, known: Sequence[WidthAttribute]
+) -> list[WidthAttribute]:
+    """Return attributes that equal a size in their module's code, which the traced path does not use as a size.
+
+    Other code may: `forward` in export mode, or a method that is not traced. An attribute that equals the sizes of
+    dimensions in different groups, or that the code computes with, is left alone.
+    """
+    modules = modules_of(model)
+    excluded = {(attribute.module, attribute.name) for attribute in known}
+    excluded |= {(attribute.module, attribute.name) for attribute in atoms.numeric_attributes}
+    excluded |= {(a.module, a.name) for use in atoms.size_uses for a in use.size.attributes}
+    hints: dict[tuple[str, int], list[AtomIds]] = {}
+    for hint in atoms.size_hints:
+        hints.setdefault((hint.module, hint.size), []).append(hint.atom_ids)
+    attributes = []
+    for (path, size), arrays in hints.items():
+        classes = np.sort(roots[arrays[0]])
+        if path not in modules or any(not np.array_equal(np.sort(roots[a]), classes) for a in arrays[1:]):
+            continue
+        for name, value in vars(modules[path]).items():
+            is_count = name.endswith(HEAD_COUNT_NAMES)
+            if type(value) is int and value == size and not is_count and (path, name) not in excluded:
+                attributes.append(WidthAttribute(path, name, axes.number(arrays[0])))
+    return attributes

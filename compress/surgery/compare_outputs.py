@@ -1,10 +1,11 @@
-"""Compare the outputs of the masked reference and the sliced model on the traced inputs."""
+"""Run the masked reference and the sliced model on the traced inputs and compare their outputs."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from compress.graph import Groups, TracedPart
-from compress.modules import module_mode, modules_of, shared_copy, tensor_entries, tensors_in
+from compress.modules import module_mode, modules_of, shared_copy, tensors_in
 
+from .double_precision import double_precision
 from .masking import kept_input_columns, masked_reference, rescale_factor
+from .perturbation import replace_tensors_
 from .plan import Plan
 from .slicing import rescale_, slice_
 
@@ -26,6 +29,8 @@ INTEGER_OUTPUT_NOTE = (
     "the model returns only integers, which hide small differences: let it return the values they are computed from"
 )
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
+HUGE = 1e30  # larger values, such as the smallest float of a dtype, stand for infinity
+LEAST_PART = 1e-3  # the scale of a part of a tensor, relative to the whole, is at least this
 
 
 @dataclass(frozen=True)
@@ -56,24 +61,21 @@ def compare_masked_and_sliced(
 ) -> Problem | None:
     """Return how the outputs of the sliced model and the masked reference differ, or None if they agree.
 
-    Both run on shared copies with constant tensors randomized.
-
     Args:
-        model: the dense model, which is not changed.
+        model: a shared copy of the dense model, perturbed; it is as it was afterwards.
         groups: its groups; a note is added if the outputs say little.
         plan: the cut to verify.
         dtype: the precision to run in; None for that of the model.
     """
-    model = shared_copy(model)
-    _replace_tensors_(model, _constant_vector_randomizer())
-    # The sliced model runs first: it is cheap and may fail.
-    sliced_outputs = run_sliced(model, groups, plan, dtype)
-    if isinstance(sliced_outputs, RunFailure):
-        return sliced_outputs
-    _cast_(model, dtype)
-    with masked_reference(model, groups, plan):
+    parts = parts_to_run(groups, plan)
+    try:  # the sliced model runs first: it is cheap and may fail
+        sliced = sliced_copy(model, groups, plan, dtype)
+        sliced_outputs = [run_part(sliced, part, dtype) for part in parts]
+    except Exception as error:  # from the model's own code, at a width it was not written for
+        return run_failure(error, sliced)
+    with masked_reference(model, groups, plan, dtype):
         try:
-            expected_outputs = [_run(model, part, dtype) for part in _parts_to_run(groups, plan)]
+            expected_outputs = [run_part(model, part, dtype) for part in parts]
         except Exception as error:
             return RunFailure(f"the masked reference does not run: {type(error).__name__}: {str(error)[:160]}")
     nonempty = [t for outputs in expected_outputs for t in outputs if t.numel()]
@@ -82,100 +84,96 @@ def compare_masked_and_sliced(
         return NoFiniteOutput("no output on the example inputs is finite, so nothing can be verified: look for NaN")
     if not floats and (note := INTEGER_OUTPUT_NOTE if nonempty else NO_OUTPUT_NOTE) not in groups.notes:
         groups.notes.append(note)
-    for expected, sliced in zip(expected_outputs, sliced_outputs, strict=True):
-        if len(expected) != len(sliced):
-            return OutputDifference(f"zeroed and sliced outputs differ: {len(expected)} tensors became {len(sliced)}")
-        for a, b in zip(expected, sliced, strict=True):
-            if a.shape != b.shape:
-                shapes = f"{list(a.shape)} became {list(b.shape)}"
-                return OutputDifference(f"zeroed and sliced outputs differ in shape: {shapes}")
-            if (difference := _relative_difference(a, b)) > TOLERANCE.get(a.dtype.to_real(), 3e-2):
-                return OutputDifference(f"zeroed and sliced outputs differ by {difference:.1e} of their range")
+    for expected, outputs in zip(expected_outputs, sliced_outputs, strict=True):
+        if (difference := describe_difference(expected, outputs)) is not None:
+            return OutputDifference(difference)
     return None
 
 
-@torch.no_grad()
-def run_sliced(
-    model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None
-) -> list[list[Tensor]] | RunFailure:
-    """Slice a shared copy of the model and run it, with kept input columns rescaled as in the masked reference."""
+def sliced_copy(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> nn.Module:
+    """Slice a shared copy of the model, with kept input columns rescaled as in the masked reference."""
     model = shared_copy(model)
     columns = kept_input_columns(model, groups, plan)
-    # Cast after slicing: the sliced tensors are small.
-    modules = modules_of(_cast_(slice_(model, replace(plan, scales=[])), dtype))
+    slice_(model, replace(plan, scales=[]))
+    if dtype is not None:  # after slicing: the sliced tensors are small
+        replace_tensors_(model, lambda value: value.detach().to(dtype))
     rescale_(model, plan)
+    modules = modules_of(model)
     for path, kept in columns.items():
         if path in modules and (weight := modules[path]._parameters.get("weight")) is not None:
-            weight.mul_(rescale_factor(plan.shapes[f"{path}.weight"][1], kept))
-    try:
-        return [_run(model, part, dtype) for part in _parts_to_run(groups, plan)]
-    except Exception as error:  # from the model's own code, at a width it was not written for
-        module = _failing_module(error, model)
-        text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
-        return RunFailure(f"the code of {module or 'the model'} does not run at another width: {text}", module)
+            with torch.no_grad():
+                weight.mul_(rescale_factor(plan.shapes[f"{path}.weight"][1], kept))
+    return model
 
 
-def _parts_to_run(groups: Groups, plan: Plan) -> list[TracedPart]:
+def run_failure(error: Exception, model: nn.Module) -> RunFailure:
+    """Describe an error of the model's own code."""
+    module = _failing_module(error, model)
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+    return RunFailure(f"the code of {module or 'the model'} does not run at another width: {text}", module)
+
+
+def parts_to_run(groups: Groups, plan: Plan) -> list[TracedPart]:
     """Return the traced parts that the plan cuts."""
     return [p for p in groups.parts if not p.name or any(t.startswith(f"{p.name}.") for t in plan.slices)]
 
 
-def _relative_difference(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference relative to the largest absolute value; NaN only equals NaN."""
+def describe_difference(expected: Sequence[Tensor], sliced: Sequence[Tensor]) -> str | None:
+    """Return how outputs differ, or None if they agree up to rounding."""
+    if len(expected) != len(sliced):
+        return f"zeroed and sliced outputs differ: {len(expected)} tensors became {len(sliced)}"
+    for a, b in zip(expected, sliced, strict=True):
+        if a.shape != b.shape:
+            return f"zeroed and sliced outputs differ in shape: {list(a.shape)} became {list(b.shape)}"
+        if (difference := relative_difference(a, b)) > TOLERANCE.get(a.dtype.to_real(), 3e-2):
+            return f"zeroed and sliced outputs differ by {difference:.1e} of their range"
+    return None
+
+
+def relative_difference(a: Tensor, b: Tensor) -> float:
+    """Return the largest difference, relative to the scale of the part of the tensor where it is.
+
+    NaN, infinities and huge values, with which code masks positions, must be the same in both, and set no scale.
+    """
     if not a.numel():
         return 0.0
     if a.is_complex():
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     if not a.is_floating_point():
         return float((a != b).any())
-    if not a.isnan().equal(b.isnan()):
+    is_special = ~(a.abs() < HUGE)
+    if not is_special.equal(~(b.abs() < HUGE)):
         return math.inf
-    scale = a.nan_to_num().abs().max() + 1e-30
-    return float(((a - b).nan_to_num().abs() / scale).max())
+    if bool(is_special.any()):
+        if not torch.allclose(a[is_special], b[is_special], rtol=1e-3, equal_nan=True):
+            return math.inf
+        a, b = a.masked_fill(is_special, 0), b.masked_fill(is_special, 0)
+    return float(((a - b).abs() / _scale_of_parts(a)).max())
+
+
+def _scale_of_parts(tensor: Tensor) -> Tensor:
+    """Return the largest absolute value near each position: among its channel, or its place in the last dimension.
+
+    Coordinates in pixels and scores in one tensor have scales of their own. In less than double precision rounding
+    errors of the large parts reach the small ones, so the whole tensor has one scale.
+    """
+    magnitude = tensor.abs()
+    scale = magnitude.max()
+    if tensor.ndim > 1 and tensor.dtype is torch.float64:
+        by_dim = [
+            magnitude.amax([d for d in range(tensor.ndim) if d != kept], keepdim=True) for kept in (1, -1 % tensor.ndim)
+        ]
+        scale = torch.minimum(*by_dim).clamp_min(scale * LEAST_PART)
+    return scale + 1e-30
 
 
 def model_runs(model: nn.Module, parts: Sequence[TracedPart]) -> bool:
     """Return whether the uncut model runs on the inputs of these parts."""
     model = shared_copy(model)
     try:
-        return bool([_run(model, part, None) for part in parts])
+        return bool([run_part(model, part, None) for part in parts])
     except Exception:  # from the model's own code
         return False
-
-
-def _replace_tensors_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Replace the float tensors of a shared copy by `change(tensor)`; the original model keeps its own."""
-    new: dict[int, Tensor] = {}
-    for table, key, tensor in tensor_entries(model):
-        if not tensor.is_floating_point():
-            continue
-        if id(tensor) not in new:
-            value = change(tensor)
-            wrap = isinstance(tensor, nn.Parameter) and value is not tensor
-            new[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if wrap else value
-        table[key] = new[id(tensor)]
-
-
-def _cast_(model: nn.Module, dtype: torch.dtype | None) -> nn.Module:
-    """Cast the float tensors of a shared copy; None leaves them as they are."""
-    if dtype is not None:
-        _replace_tensors_(model, lambda value: value.detach().to(dtype))
-    return model
-
-
-def _constant_vector_randomizer() -> Callable[[Tensor], Tensor]:
-    """Return a function that randomizes constant tensors: norms or layer scales at zero or one would hide an error."""
-    generator = torch.Generator().manual_seed(0)
-
-    def randomize(value: Tensor) -> Tensor:
-        if not 1 < value.numel() <= 2**17:
-            return value
-        flat = value.detach().flatten()
-        if bool(flat[0] == flat[-1]) and bool((flat == flat[0]).all()):
-            return (0.5 + torch.rand(value.shape, generator=generator)).to(value)
-        return value
-
-    return randomize
 
 
 def _failing_module(error: Exception, model: nn.Module) -> str:
@@ -186,18 +184,36 @@ def _failing_module(error: Exception, model: nn.Module) -> str:
     return active[-1] if active else ""
 
 
-def _run(model: nn.Module, part: TracedPart, dtype: torch.dtype | None) -> list[Tensor]:
-    """Return the output tensors of a traced part on its inputs, with a fixed random seed."""
+def run_part(model: nn.Module, part: TracedPart, dtype: torch.dtype | None) -> list[Tensor]:
+    """Return the output tensors of a traced part on its inputs."""
+    return run_module(model.get_submodule(part.name), part.args, part.kwargs, part.training, dtype)
 
-    def cast(t: Any) -> Any:
-        if not isinstance(t, Tensor):
-            return t
-        return t.to(dtype) if dtype is not None and t.is_floating_point() else t.clone()
 
-    module = model.get_submodule(part.name)
-    args, kwargs = pytree.tree_map(cast, (part.args, dict(part.kwargs)))
-    with torch.no_grad(), module_mode(module, part.training), torch.random.fork_rng(devices=[]):
+def run_module(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], training: bool, dtype: torch.dtype | None
+) -> list[Tensor]:
+    """Return the output tensors of a module, with a fixed random seed; inputs are cast or cloned."""
+    cast_args, cast_kwargs = pytree.tree_map(lambda value: cast_input(value, dtype), (tuple(args), dict(kwargs)))
+    with module_mode(module, training), fixed_conditions(dtype):
+        return tensors_in(module(*cast_args, **cast_kwargs))
+
+
+@contextlib.contextmanager
+def fixed_conditions(dtype: torch.dtype | None) -> Iterator[None]:
+    """Run without gradients, with a fixed random seed, and in double precision throughout if `dtype` is double."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.random.fork_rng(devices=[]))
         torch.default_generator.manual_seed(0)
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.manual_seed_all(0)
-        return tensors_in(module(*args, **kwargs))
+        if dtype is torch.float64:
+            stack.enter_context(double_precision())
+        yield
+
+
+def cast_input(value: Any, dtype: torch.dtype | None) -> Any:
+    """Return an input as a copy, a float tensor in this precision; what is not a tensor as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(dtype if value.is_floating_point() else None, copy=True)

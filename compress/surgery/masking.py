@@ -26,12 +26,18 @@ MIN_KEPT_ROWS = 8  # with fewer, a random kept row in place of a dropped one may
 
 
 @contextlib.contextmanager
-def masked_reference(model: nn.Module, groups: Groups, plan: Plan) -> Iterator[None]:
+def masked_reference(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None = None) -> Iterator[None]:
     """Mask the inputs that the plan drops at the layers that read them, for the time of the context.
 
     Plain layers select the kept part of their input and of their columns; the columns of other readers are zeroed.
     Plain layers that write dropped dimensions compute the kept rows only and return other kept rows in place of the
     dropped ones: if no layer reads those, their values do not matter. Everything between layers runs at full width.
+
+    Args:
+        model: a shared copy of the dense model.
+        groups: its groups.
+        plan: the cut.
+        dtype: the precision to run in; None for that of the model.
     """
     columns, rows = kept_input_columns(model, groups, plan), _kept_output_rows(model, groups, plan)
     modules = modules_of(model)
@@ -44,12 +50,19 @@ def masked_reference(model: nn.Module, groups: Groups, plan: Plan) -> Iterator[N
         layer = modules[path]
         if path in columns and leaf == "weight":
             continue
-        masked = getattr(layer, leaf).detach().clone()
+        masked = getattr(layer, leaf).detach().to(dtype, copy=True)
         for dim in dims:
             masked.index_fill_(dim, torch.as_tensor(plan.dropped_positions(name, dim), device=masked.device), 0)
         undo.append(_replace_tensor_(entries_by_id[id(getattr(layer, leaf))], masked))
-    for path in dict.fromkeys([*columns, *rows]):
-        undo += _restrict_to_kept_(modules[path], rows.get(path), columns.get(path))
+    restricted = dict.fromkeys([*columns, *rows])
+    if dtype is not None:  # the weights of restricted layers are cast after the selection: what remains is small
+        cast_later = {id(modules[path]._parameters["weight"]) for path in restricted}
+        for entries in entries_by_id.values():
+            tensor = entries[0].table[entries[0].key]
+            if tensor.is_floating_point() and tensor.dtype is not dtype and id(tensor) not in cast_later:
+                undo.append(_replace_tensor_([e._replace(tensor=tensor) for e in entries], tensor.detach().to(dtype)))
+    for path in restricted:
+        undo += _restrict_to_kept_(modules[path], rows.get(path), columns.get(path), dtype)
     try:
         yield
     finally:
@@ -90,7 +103,9 @@ def _is_only_use_of_weight(modules: Mapping[str, nn.Module], groups: Groups, nam
     return only_user and not enclosing_modules([path]) & groups.compact_modules and is_plain_layer(modules[path])
 
 
-def _restrict_to_kept_(layer: nn.Module, rows: Index | None, columns: Index | None) -> list[Callable[[], Any]]:
+def _restrict_to_kept_(
+    layer: nn.Module, rows: Index | None, columns: Index | None, dtype: torch.dtype | None
+) -> list[Callable[[], Any]]:
     """Make a plain layer compute with these rows and columns only, by hooks; return the functions that undo it."""
     dense_weight, dense_bias = layer._parameters["weight"], layer._parameters.get("bias")
     assert dense_weight is not None
@@ -103,9 +118,10 @@ def _restrict_to_kept_(layer: nn.Module, rows: Index | None, columns: Index | No
             if dense_bias is not None:
                 layer._parameters["bias"] = nn.Parameter(dense_bias.index_select(0, index(rows)), requires_grad=False)
         if columns is not None:
-            weight = weight.index_select(1, index(columns)).mul_(rescale_factor(dense_weight.shape[1], columns))
+            weight = weight.index_select(1, index(columns)).to(dtype or weight.dtype)
+            weight = weight.mul_(rescale_factor(dense_weight.shape[1], columns))
             inputs = (inputs[0].index_select(channel_dim, index(columns)), *inputs[1:])
-        layer._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+        layer._parameters["weight"] = nn.Parameter(weight.to(dtype or weight.dtype), requires_grad=False)
         return inputs
 
     def expand_output(layer: nn.Module, _: Any, output: Tensor) -> Tensor:

@@ -91,7 +91,14 @@ class Plan(PlanData):
         sizes = groups.cost.axis_sizes([len(kept[name]) for name in groups.cost.names])
         for a in groups.attributes:
             if sizes[a.axis] != groups.cost.dense_sizes[a.axis]:
-                plan.attributes.setdefault(a.module, {})[a.name] = int(sizes[a.axis]) * a.multiplier // a.divisor
+                value = int(sizes[a.axis]) * a.multiplier // a.divisor
+                values = plan.attributes.setdefault(a.module, {})
+                if a.item is None:
+                    values[a.name] = value
+                else:
+                    items = values.setdefault(a.name, list(getattr(model.get_submodule(a.module), a.name)))
+                    assert isinstance(items, list)
+                    items[a.item] = value
         for name, spans in (kernels or {}).items():
             path = name.rpartition(".")[0]
             new_values = smaller_kernel_attributes(name, model.get_submodule(path), spans)

@@ -77,7 +77,7 @@ def found(name: str) -> tuple[nn.Module, Groups]:
 def planted(groups: Groups, group: Group, slots: tuple[Slot, ...]) -> Groups:
     """Return the same groups with other slots for one of them."""
     offered = [replace(g, slots=slots) if g is group else g for g in groups.offered]
-    return replace(groups, offered=offered, refused=[], attributes=list(groups.attributes), candidate_attributes=[])
+    return replace(groups, offered=offered, refused=[], attributes=list(groups.attributes))
 
 
 def refused(model: nn.Module, groups: Groups) -> list[str]:
@@ -149,7 +149,7 @@ def test_network_that_mixes_dropped_into_kept_channels_is_detected() -> None:
         replace(g, slots=tuple(replace(s, tensor=renamed.get(s.tensor, s.tensor)) for s in g.slots)) for g in groups
     ]
     moved = [replace(a, module="third.1.0") if a.module == "third.1" else a for a in groups.attributes]
-    wrong = replace(groups, offered=offered, refused=[], attributes=moved, candidate_attributes=[])
+    wrong = replace(groups, offered=offered, refused=[], attributes=moved)
     assert refused(other, wrong) != []
 
 

@@ -128,13 +128,12 @@ def split(atoms: Atoms, call: OperatorCall) -> list[TracedTensor]:
         tensor.atom_ids[d] = part
     if call.op == "split_with_sizes" and atoms.current_module in atoms.compact_modules:
         return out
-    attributes = atoms.int_attributes.get(atoms.current_module or "", set())
     if len(set(sizes)) == 1:
         for part in parts[1:]:
             atoms.join(parts[0], part)
         atoms.add_size_hint(sizes[0], parts[0])
         atoms.add_size_hint(atom_ids.size, atom_ids)
-    elif set(sizes) <= attributes:  # the module's code may take the sizes from them
+    elif atoms.sizes_are_attributes:
         for size, part in zip(sizes, parts, strict=True):
             atoms.add_size_hint(size, part)
     else:

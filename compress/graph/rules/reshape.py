@@ -57,7 +57,7 @@ def reshape_atoms(
             rows = np.moveaxis(block, axis, -1)
             first_row = rows.reshape(-1, block.shape[axis])[0]
             atoms.join(np.broadcast_to(first_row, rows.shape), rows)
-            atoms.add_size_hint(block.shape[axis], first_row, "head" if cut_whole_heads else "")
+            atoms.add_size_hint(block.shape[axis], first_row)
             atoms.add_size_hint(source.size, source)
             block = first_row
         elif len(wide) > 1:

@@ -1,0 +1,230 @@
+"""Find the modules whose own code is not exact at other widths, and the groups at fault, in one forward pass.
+
+The masked reference runs once. When a module returns, the same module of the sliced network runs on the kept positions
+of the same inputs, and the kept positions of the outputs are compared. A module that fails although all modules inside
+of it are exact is at fault itself: its code reshapes to a fixed width, splits at a fixed position, or mixes channels.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from compress.graph import Activations, Group, Groups, Index, ModuleCall, TracedPart, TracedTensor
+from compress.modules import module_mode, modules_of, tensors_in
+
+from .compare_outputs import (
+    cast_input,
+    describe_difference,
+    fixed_conditions,
+    parts_to_run,
+    run_failure,
+    run_module,
+    sliced_copy,
+)
+from .masking import masked_reference
+from .plan import Plan
+
+
+@dataclass
+class FailingCall:
+    """A call of a module that does not run, or computes something else, in the sliced network."""
+
+    module: str
+    part: TracedPart
+    traced: ModuleCall
+    args: tuple[Any, ...]  # at full width
+    kwargs: dict[str, Any]
+    reason: str
+
+
+class ModuleComparison:
+    """Compare modules of the sliced network with those of the masked reference, one call at a time."""
+
+    def __init__(self, model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> None:
+        assert groups.activations is not None
+        self.model, self.groups, self.plan, self.dtype = model, groups, plan, dtype
+        self.activations: Activations = groups.activations
+        # Positions that differ from head to head are no index into an activation, and queries and keys are rescaled.
+        self.unmapped = {g.name for g in groups if g.num_heads > 1 or any(slot.rescale_power for slot in g.slots)}
+        self.keep = {name: np.asarray(kept) for name, kept in plan.keep.items()}
+        self.sliced = sliced_copy(model, groups, plan, dtype)
+
+    def problem(self, call: FailingCall, expected: Sequence[Tensor]) -> str | None:
+        """Run a module of the sliced network on the kept positions of its inputs; return how its outputs differ."""
+        leaves, structure = pytree.tree_flatten(call.args)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        traced, outputs = call.traced.inputs, call.traced.outputs
+        if len(tensors) != len(traced) or len(expected) != len(outputs) or tensors_in(call.kwargs):
+            return None  # the trace saw other tensors than this run: nothing is known
+        if any(len(t.shape) != a.ndim for t, a in zip([*traced, *outputs], [*tensors, *expected], strict=True)):
+            return None
+        if any(self._is_unmapped(t) for t in (*traced, *outputs)):
+            return None
+        selected = iter([self._kept_part(a, t) for a, t in zip(tensors, traced, strict=True)])
+        kept_args = pytree.tree_unflatten(
+            [next(selected) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
+        )
+        try:
+            actual = run_module(
+                self.sliced.get_submodule(call.module), kept_args, call.kwargs, call.part.training, self.dtype
+            )
+        except Exception as error:  # from the model's own code, at a width it was not written for
+            return run_failure(error, self.sliced).reason
+        return describe_difference([self._kept_part(a, t) for a, t in zip(expected, outputs, strict=True)], actual)
+
+    def _kept_part(self, tensor: Tensor, traced: TracedTensor) -> Tensor:
+        for dim, kept in self.activations.kept_positions(traced, self.keep).items():
+            tensor = tensor.index_select(dim, torch.as_tensor(kept, device=tensor.device))
+        return tensor
+
+    def _is_unmapped(self, traced: TracedTensor) -> bool:
+        return bool(self.unmapped) and bool(self.unmapped & set(self.activations.groups_of(traced)))
+
+
+@torch.no_grad()
+def find_failing_calls(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> list[FailingCall]:
+    """Return the calls of modules that are at fault themselves, in the order of the run.
+
+    Args:
+        model: a shared copy of the dense model, perturbed.
+        groups: its groups.
+        plan: a cut that is not exact.
+        dtype: the precision to run in; None for that of the model.
+    """
+    comparison = ModuleComparison(model, groups, plan, dtype)
+    failing: list[FailingCall] = []
+    sliced_modules = modules_of(comparison.sliced)
+    with masked_reference(model, groups, plan, dtype):
+        for part in parts_to_run(groups, plan):
+            _run_part_with_comparison(comparison, part, failing, sliced_modules)
+    return failing
+
+
+def _run_part_with_comparison(
+    comparison: ModuleComparison,
+    part: TracedPart,
+    failing: list[FailingCall],
+    sliced_modules: Mapping[str, nn.Module],
+) -> None:
+    root = comparison.model.get_submodule(part.name)
+    num_calls: dict[str, int] = {}
+    stack: list[tuple[tuple[Any, ...], dict[str, Any], int, int]] = []  # inputs, number of the call, failures before
+    hooks = []
+
+    def enter(path: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            stack.append((args, kwargs, num_calls.get(path, 0), len(failing)))
+            num_calls[path] = num_calls.get(path, 0) + 1
+
+        return hook
+
+    def leave(path: str) -> Any:
+        def hook(module: nn.Module, _: Any, result: Any) -> None:
+            args, kwargs, number, failures_before = stack.pop()
+            calls = part.calls.calls.get(path, [])
+            if len(failing) > failures_before or number >= len(calls):
+                return  # a module inside of it is at fault
+            call = FailingCall(path, part, calls[number], args, kwargs, "")
+            reason = comparison.problem(call, tensors_in(result))
+            if reason is not None:
+                call.reason = reason
+                failing.append(call)
+
+        return hook
+
+    for name, module in modules_of(root).items():
+        path = f"{part.name}.{name}".strip(".")
+        if path in sliced_modules:
+            # The hooks of the masked reference stand between: inputs are seen before, outputs after they changed them.
+            hooks.append(module.register_forward_pre_hook(enter(path), with_kwargs=True, prepend=True))
+            hooks.append(module.register_forward_hook(leave(path)))
+    try:
+        with module_mode(root, part.training), fixed_conditions(comparison.dtype):
+            args, kwargs = pytree.tree_map(lambda t: cast_input(t, comparison.dtype), (part.args, dict(part.kwargs)))
+            root(*args, **kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def groups_at_fault(
+    model: nn.Module,
+    groups: Groups,
+    keep: Mapping[str, Index],
+    failing: Sequence[FailingCall],
+    dtype: torch.dtype | None,
+) -> dict[str, str]:
+    """Return the groups that cannot be cut, with the reason, by trying the failing calls alone.
+
+    Groups of the same role (the same tensors of another block) are cut together, one role after the other; if a call
+    fails when a role is added, the groups of that role in its module are at fault.
+    """
+    by_name = {group.name: group for group in groups if group.name in keep}
+    suspects = [{by_name[name] for name in _suspects(groups, call, by_name)} for call in failing]
+    roles: dict[str, list[Group]] = {}
+    for group in groups:
+        if any(group in members for members in suspects):
+            roles.setdefault(role_of(group), []).append(group)
+    # Groups that reach over many modules, such as residual streams, are less likely to be at fault: they come first.
+    order = sorted(roles.values(), key=lambda members: -len({slot.tensor for g in members for slot in g.slots}))
+    at_fault: dict[str, str] = {}
+    accepted: list[Group] = []
+    for members in order:
+        concerned = [number for number, suspected in enumerate(suspects) if suspected & {*members}]
+        cut = {group.name: keep[group.name] for group in (*accepted, *members)}
+        problems = _try_calls(model, groups, cut, [failing[number] for number in concerned], dtype)
+        for number, reason in zip(concerned, problems, strict=True):
+            for group in members if reason is not None else ():
+                if group in suspects[number]:
+                    advice = _compact_form_advice(model.get_submodule(failing[number].module), group)
+                    at_fault.setdefault(group.name, f"{reason}{advice}")
+        accepted += [group for group in members if group.name not in at_fault]
+    return at_fault
+
+
+def _compact_form_advice(module: nn.Module, group: Group) -> str:
+    """Return advice for attention whose code runs at one width only; empty for other groups and torch's own layers."""
+    kind = type(module)
+    if not group.gated_on_output or kind.__module__.startswith("torch.nn"):
+        return ""
+    return f". Write a compact form of {kind.__name__} to cut it: see compress/modules/compact_forms.py"
+
+
+def _suspects(groups: Groups, call: FailingCall, candidates: Mapping[str, Group]) -> list[str]:
+    """Return the candidates that the module's own code touches, or, if none is known, those with tensors inside."""
+    assert groups.activations is not None
+    names = [n for n in groups.activations.groups_in(call.module, call.part.calls) if n in candidates]
+    prefix = f"{call.module}." if call.module else ""
+    return names or [n for n, g in candidates.items() if any(s.tensor.startswith(prefix) for s in g.slots)]
+
+
+def role_of(group: Group) -> str:
+    """Return the tensors of a group without the numbers of blocks: the same for the same layers of every block."""
+    return " ".join(sorted({re.sub(r"\d+", "#", f"{slot.tensor} {slot.dim}") for slot in group.slots}))
+
+
+def _try_calls(
+    model: nn.Module,
+    groups: Groups,
+    keep: Mapping[str, Index],
+    calls: Sequence[FailingCall],
+    dtype: torch.dtype | None,
+) -> list[str | None]:
+    """Cut these groups alone and run these calls alone, on the inputs that they had; return the problem of each."""
+    plan = Plan.build(model, groups, keep)
+    comparison = ModuleComparison(model, groups, plan, dtype)
+    problems = []
+    with masked_reference(model, groups, plan, dtype):
+        for call in calls:
+            module = model.get_submodule(call.module)
+            expected = run_module(module, call.args, call.kwargs, call.part.training, dtype)
+            problems.append(comparison.problem(call, expected))
+    return problems
