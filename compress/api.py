@@ -27,7 +27,7 @@ from compress.budget import (
 from compress.distributed import broadcast_object, rank
 from compress.errors import BudgetError, NotReady
 from compress.formatting import format_percent
-from compress.graph import Groups
+from compress.graph import Groups, Index
 from compress.modules import set_eval_flags_, unwrap_model
 from compress.pipeline import (
     IDENTITY_FILE,
@@ -37,6 +37,7 @@ from compress.pipeline import (
     check_export,
     check_groups,
     check_workdir,
+    choose_exact_plan,
     export_differences,
 )
 from compress.recipe import Budget, Recipe
@@ -144,8 +145,8 @@ def prune(
             groups = run.find_groups()
             run.evaluate_dense()
             result = run.search(groups)
-            keep = run.choose_widths(groups, result)
-            run.cut_(groups, keep, result)
+            plan = run.choose_plan(groups, result)
+            run.cut_(groups, plan, result)
         run.evaluate_sliced()
         run.finetune()
         pruned = Pruned(run.compact, run.plan, run.measure())
@@ -209,18 +210,22 @@ def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Pre
         importance = data_free_importance(recipe.search, model, groups, recipe.seed)
     ranking = "global" if needs_data else recipe.search.ranking_for(groups, budget.unit)
     notes: list[str] = []
+
+    def choose() -> Mapping[str, Index]:
+        if not budget.is_measured:
+            return choose_widths(groups, importance, budget, target, ranking=ranking)
+        measurement = LatencyMeasurement(example_inputs, recipe.timing)
+        keep, notes[:] = choose_by_latency(model, groups, importance, budget, target, measurement, ranking=ranking)
+        return keep
+
     try:
-        if budget.is_measured:
-            measurement = LatencyMeasurement(example_inputs, recipe.timing)
-            keep, notes = choose_by_latency(model, groups, importance, budget, target, measurement, ranking=ranking)
-        else:
-            keep = choose_widths(groups, importance, budget, target, ranking=ranking)
+        _, keep, refusals = choose_exact_plan(model, groups, choose)
     except BudgetError as error:
         narrowest = WidthBounds.of(groups, target).least
         keep = {name: np.arange(width) for name, width in zip(groups.cost.names, narrowest, strict=True)}
         return Preview(groups, Report.of(groups, keep), False, smallest, str(error))
     report = Report.of(groups, keep)
-    report.notes += notes
+    report.notes += [*notes, *refusals]
     return Preview(groups, report, True, smallest, _reachable_message(budget, smallest, needs_data))
 
 

@@ -78,8 +78,8 @@ class Session:
                 stacklevel=2,
             )
         result = finish_search(run, self._search)
-        keep = run.choose_widths(self.groups, result)
-        run.cut_(self.groups, keep, result)
+        plan = run.choose_plan(self.groups, result)
+        run.cut_(self.groups, plan, result)
         run.evaluate_sliced()
         run.evaluate_dense()
         return Pruned(run.compact, run.plan, run.measure())

@@ -4,6 +4,7 @@
 files hold what the stages need: checks before the start, the working directory, the budget of a round.
 """
 
+from .exact_plan import choose_exact_plan
 from .export import check_export, export_network
 from .preflight import UserInputs, check_groups
 from .run import Run
@@ -18,6 +19,7 @@ __all__ = [
     "check_export",
     "check_groups",
     "check_workdir",
+    "choose_exact_plan",
     "export_differences",
     "export_network",
     "finish_search",

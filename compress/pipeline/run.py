@@ -53,6 +53,7 @@ from compress.training import (
 )
 
 from .context import RunContext
+from .exact_plan import choose_exact_plan
 from .export import export_result, try_export
 from .preflight import UserInputs, check_groups
 from .report_updates import add_note, record_choice
@@ -155,8 +156,32 @@ class Run(RunContext):
                 train_search(self, search)
             return finish_search(self, search)
 
-    def choose_widths(self, groups: Groups, result: SearchResult) -> Mapping[str, Index]:
-        """Return the dimensions of each group that this round keeps.
+    def choose_plan(self, groups: Groups, result: SearchResult) -> Plan:
+        """Return the plan of this round: the most important dimensions within the budget, verified to be cut exactly.
+
+        Groups that cannot be cut to their chosen widths are refused, and the budget is met without them.
+
+        Raises:
+            BudgetError: the budget cannot be met.
+        """
+        recipe, notes = self.recipe, list(result.notes)
+
+        def choose() -> Mapping[str, Index]:
+            keep, latency_notes = self._choose_widths(groups, result)
+            notes[len(result.notes) :] = latency_notes
+            return keep
+
+        plan, keep, refusals = choose_exact_plan(self.compact, groups, choose, result.kernels)
+        notes += refusals
+        if recipe.search.trains_scores:
+            notes += warn_about_zero_scores(recipe, result.importance, keep)
+        if self.report is None and recipe.budget.is_computed:
+            self.engine.run_state.dense_cost = current_cost(recipe, groups)
+        self.report = record_choice(self.report, groups, result.importance, keep, notes)
+        return plan
+
+    def _choose_widths(self, groups: Groups, result: SearchResult) -> tuple[Mapping[str, Index], list[str]]:
+        """Return the dimensions of each group that this round keeps, and notes for the report.
 
         Raises:
             BudgetError: the budget cannot be met.
@@ -164,7 +189,7 @@ class Run(RunContext):
         recipe, this_round, importance = self.recipe, self.current_round, result.importance
         ranking = recipe.search.ranking_for(groups, recipe.budget.unit)
         dense_widths = self.plan.widths or None
-        notes = result.notes
+        notes: list[str] = []
         with self.engine.stage("choose"):
             if recipe.budget.is_measured and not recipe.search.meets_budget:
                 with self.engine.display.bar("timing candidates") as bar:
@@ -174,7 +199,7 @@ class Run(RunContext):
                         reference=self.teacher,
                         on_progress=lambda text, done, total: bar.update(done, text, total),
                     )
-                    keep, latency_notes = choose_by_latency(
+                    keep, notes = choose_by_latency(
                         self.compact,
                         groups,
                         importance,
@@ -185,7 +210,6 @@ class Run(RunContext):
                         dense_widths=dense_widths,
                         limit=this_round.remaining_fraction,
                     )
-                    notes = [*notes, *latency_notes]
             else:
                 # A search that meets a latency budget leaves the dimensions to drop at zero importance.
                 budget = Budget(auto=True) if recipe.budget.is_measured else recipe.budget
@@ -198,20 +222,13 @@ class Run(RunContext):
                     dense_widths=dense_widths,
                     limit=this_round.cost_limit(groups) if budget.is_computed else None,
                 )
-        keep, notes = broadcast_object((keep, notes))
-        if recipe.search.trains_scores:
-            notes = [*notes, *warn_about_zero_scores(recipe, importance, keep)]
-        if self.report is None and recipe.budget.is_computed:
-            self.engine.run_state.dense_cost = current_cost(recipe, groups)
-        self.report = record_choice(self.report, groups, importance, keep, notes)
-        return keep
+        return broadcast_object((keep, notes))
 
-    def cut_(self, groups: Groups, keep: Mapping[str, Index], result: SearchResult) -> None:
-        """Slice the network to the kept dimensions, append this cut to the plan, and save a checkpoint."""
+    def cut_(self, groups: Groups, plan: Plan, result: SearchResult) -> None:
+        """Slice the network by the plan of this round, append it to the plan of the run, and save a checkpoint."""
         recipe, report = self.recipe, self.report
         assert report is not None
         with self.engine.stage("slice"):
-            plan = Plan.build(self.compact, groups, keep, result.kernels)
             if recipe.compensate:
                 changed = compensate_(self.compact, groups, plan, [self.example_inputs])
                 add_note(report, f"the means of dropped dimensions were added to the biases of {len(changed)} layers")

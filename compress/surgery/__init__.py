@@ -10,6 +10,7 @@ from .kernels import nonzero_spans
 from .plan import Plan
 from .saved_model import load, save_model
 from .slicing import slice_
+from .verify import verify_plan
 
 __all__ = [
     "Gate",
@@ -22,4 +23,5 @@ __all__ = [
     "nonzero_spans",
     "save_model",
     "slice_",
+    "verify_plan",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from compress.errors import PlanError
 from compress.graph import BranchRemoval, Group, Groups, Index
 from compress.modules import CallInputs, shared_copy
 
@@ -53,13 +54,22 @@ def verify_groups(model: nn.Module, groups: Groups, inputs: CallInputs | None = 
 
 
 def verify_plan(model: nn.Module, groups: Groups, plan: Plan) -> dict[str, str]:
-    """Return the groups that this plan cannot cut exactly, with the reason; none if the plan is exact."""
+    """Return the groups that this plan cannot cut exactly, with the reason; none if the plan is exact.
+
+    Raises:
+        PlanError: the plan is not exact, and it cuts no group.
+    """
+    if not plan.slices and not plan.removed_modules:
+        return {}
     verifier = Verifier(model, groups)
     problem = verifier.find_problem(plan)
     if problem is None:
         return {}
     keep = {name: np.asarray(kept) for name, kept in plan.keep.items() if len(kept) < plan.widths[name]}
-    return verifier.find_failures(plan, keep, problem) or dict.fromkeys(keep, problem.reason)
+    failures = verifier.find_failures(plan, keep, problem) or dict.fromkeys(keep, problem.reason)
+    if not failures:
+        raise PlanError(f"the plan is not exact: {problem.reason}")
+    return failures
 
 
 def verify_branches(model: nn.Module, groups: Groups) -> None:

@@ -5,6 +5,7 @@ Prints a JSON list with one entry for each point: when and where the run was kil
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -76,6 +77,16 @@ def stage(folder: Path) -> str:
     return "none" if checkpoint is None else str(checkpoint[1]["stage"])
 
 
+def wait_for_stage(folder: Path, name: str, limit: float) -> None:
+    """Wait until the last checkpoint is of this stage, or a time limit."""
+    begin = time.monotonic()
+    while time.monotonic() - begin < limit:
+        with contextlib.suppress(OSError, ValueError):  # the run may replace the file at this moment
+            if (folder / "run.json").exists() and stage(folder) == name:
+                return
+        time.sleep(0.005)
+
+
 def main(processes: int, points: int, folder: Path) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
     Engine._checkpoint_is_due = lambda self: True  # type: ignore[method-assign]  # a checkpoint after every step
@@ -90,6 +101,9 @@ def main(processes: int, points: int, folder: Path) -> list[dict[str, Any]]:
         workdir = folder / f"point{point}"
         moment = duration * (point + draw.random()) / points
         children = start(workdir, processes, folder / f"meeting{2 * point + 1}")
+        if point % 2:  # a busy machine runs at another speed than before: wait for a stage, then a random moment
+            wait_for_stage(workdir, ("search", "finetune")[point // 2 % 2], limit=4 * duration)
+            moment = duration * draw.random() / points
         time.sleep(moment)
         for child in children:
             os.kill(child, signal.SIGKILL)
