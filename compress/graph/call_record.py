@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compress.errors import TraceError
-from compress.modules import CallInputs
+from compress.modules import CallInputs, guarded_parameters
 
 from .traced_parameters import tensor_names
 
@@ -69,7 +69,12 @@ def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
 
     counter = FlopCounterMode(display=False)
     try:
-        with torch.no_grad(), counter, _ParameterUseRecorder(record, tensor_names(model), module_stack):
+        with (
+            torch.no_grad(),
+            guarded_parameters(model),
+            counter,
+            _ParameterUseRecorder(record, tensor_names(model), module_stack),
+        ):
             model(*args, **kwargs)
     except Exception as error:
         where = module_stack[-1] if module_stack and module_stack[-1] else "the model"

@@ -22,7 +22,7 @@ from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compress.modules import modules_of, tensors_in
+from compress.modules import ParameterGuard, modules_of, tensors_in
 
 from . import rules  # noqa: F401  (fills the table of rules)
 from .atoms import Atoms, Mark, TracedTensor
@@ -62,7 +62,9 @@ def trace_operators(
 def _trace_run(
     atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str, shapes_only: bool
 ) -> set[str]:
-    tracer = _OperatorTracer(atoms, {tensor_id: prefix + name for tensor_id, name in tensor_names(model).items()})
+    guard = ParameterGuard([model])
+    names = {tensor_id: prefix + name for tensor_id, name in tensor_names(model).items()}
+    tracer = _OperatorTracer(atoms, names, guard)
     modules = modules_of(model)
     if shapes_only:
         buffers = (b for module in modules.values() for b in module._buffers.values() if b is not None)
@@ -84,7 +86,7 @@ def _trace_run(
     handles = [module_hooks.register_module_forward_pre_hook(enter), module_hooks.register_module_forward_hook(leave)]
     snapshot = atoms.snapshot()
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _PythonAccessWatcher(tracer), tracer:
+        with torch.no_grad(), guard, torch.random.fork_rng(devices=[]), _PythonAccessWatcher(tracer), tracer:
             result = model(*args, **kwargs)
     except Exception as error:
         atoms.restore_(snapshot)  # the records of half a run are incomplete
@@ -160,9 +162,9 @@ class _Description:
 class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keep the description of every live tensor and pass the descriptions of each operator's inputs to its rule."""
 
-    def __init__(self, atoms: Atoms, names: dict[int, str]) -> None:
+    def __init__(self, atoms: Atoms, names: dict[int, str], guard: ParameterGuard) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.atoms, self.names = atoms, names
+        self.atoms, self.names, self.guard = atoms, names, guard
         self.parameters: dict[int, TracedTensor] = {}  # parameters and buffers that were used, by id
         self.module_stack = [""]
         self.time = 0  # number of operators so far
@@ -204,6 +206,8 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = call.tensors()
         result = self._shape_only_result(schema, args, kwargs, tensors) if self.shapes_only else None
         if result is None:
+            if schema.written_arguments:
+                self.guard.before_operator(func, args, kwargs)
             result = func(*args, **kwargs)
         self.time += 1
         for i in schema.written_arguments:

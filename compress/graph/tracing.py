@@ -12,6 +12,7 @@ from compress.modules import (
     FormUse,
     compact_form_of,
     form_use,
+    guarded_parameters,
     module_mode,
     modules_of,
     shared_copy,
@@ -139,7 +140,8 @@ def _trace_children(
         try:
             for call in record.calls[name]:
                 prefix = f"{name}." if name else ""
-                trace_with_torch_pruning(trace.atoms, model.get_submodule(name), *call, prefix=prefix)
+                with guarded_parameters(model):
+                    trace_with_torch_pruning(trace.atoms, model.get_submodule(name), *call, prefix=prefix)
                 trace.parts.append(TracedPart(name, *call))
             trace.notes.append(f"{label} was traced by torch-pruning, which sees only the path that the inputs take")
         except Untraceable as error:

@@ -17,6 +17,7 @@ from .compact_forms import (
 )
 from .example_inputs import CallInputs, as_call_inputs, first_examples, has_no_images, prepare_example_input
 from .nested_tensors import tensors_in
+from .parameter_writes import ParameterGuard, guarded_parameters, has_written_parameters
 from .plain_layers import CONVOLUTIONS, ForwardCheck, is_plain_layer
 from .shared_copies import make_teacher, set_eval_flags_, shared_copy
 from .training_mode import module_mode
@@ -28,6 +29,7 @@ __all__ = [
     "CallInputs",
     "FormUse",
     "ForwardCheck",
+    "ParameterGuard",
     "TensorEntry",
     "as_call_inputs",
     "attend",
@@ -37,7 +39,9 @@ __all__ = [
     "enclosing_modules",
     "first_examples",
     "form_use",
+    "guarded_parameters",
     "has_no_images",
+    "has_written_parameters",
     "is_plain_layer",
     "join_heads",
     "make_teacher",

@@ -7,7 +7,7 @@ import copy
 from torch import nn
 
 from compress.distributed import broadcast_module_, broadcast_object
-from compress.modules import make_teacher
+from compress.modules import has_written_parameters, make_teacher, shared_copy
 from compress.recipe import Recipe
 from compress.report import Report, run_origin
 from compress.storage import TrainingState
@@ -31,6 +31,8 @@ class RunContext:
         self.model, self.engine = model, engine
         self.teacher = make_teacher(model, engine.device, engine.config.channels_last)
         checked = check_inputs(self.teacher, recipe, engine, inputs)
+        if has_written_parameters(self.teacher):
+            self.teacher = shared_copy(self.teacher)  # has them for itself
         self.task, self.example_inputs = checked.task, checked.example_inputs
         self.recipe = recipe
         if not recipe.target.include and self.task.include:
