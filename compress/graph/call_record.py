@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compress.errors import TraceError
 from compress.modules import CallInputs, guarded_parameters
 
-from .traced_parameters import tensor_names
+from .traced_parameters import TensorNames
 
 
 @dataclass
@@ -31,7 +31,7 @@ class CallRecord:
 
 
 class _ParameterUseRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, record: CallRecord, names: dict[int, str], module_stack: list[str]) -> None:
+    def __init__(self, record: CallRecord, names: TensorNames, module_stack: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.record, self.names, self.module_stack = record, names, module_stack
 
@@ -39,7 +39,7 @@ class _ParameterUseRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         active, users = set(self.module_stack), self.record.users
         for arg in [*args, *(kwargs or {}).values()]:
             for tensor in arg if isinstance(arg, (list, tuple)) else [arg]:
-                if isinstance(tensor, Tensor) and (name := self.names.get(id(tensor))):
+                if isinstance(tensor, Tensor) and (name := self.names.get(tensor)):
                     users[name] = users.get(name, active) & active
         return func(*args, **(kwargs or {}))
 
@@ -73,7 +73,7 @@ def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
             torch.no_grad(),
             guarded_parameters(model),
             counter,
-            _ParameterUseRecorder(record, tensor_names(model), module_stack),
+            _ParameterUseRecorder(record, TensorNames(model), module_stack),
         ):
             model(*args, **kwargs)
     except Exception as error:

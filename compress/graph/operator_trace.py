@@ -10,6 +10,7 @@ again with real numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -28,8 +29,9 @@ from . import rules  # noqa: F401  (fills the table of rules)
 from .atoms import Atoms, Mark, TracedTensor
 from .rules.registry import RULES, OperatorCall, barrier
 from .shape_only_kernels import SHAPE_ONLY
-from .traced_parameters import tensor_names, trace_parameter
+from .traced_parameters import TensorNames, trace_parameter
 
+_RUNS = itertools.count()
 VALUE_DEPENDENT_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -42,29 +44,48 @@ class _ValuesNeeded(Exception):
 
 
 def trace_operators(
-    atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str = ""
+    atoms: Atoms,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    prefix: str = "",
+    known: TensorNames | None = None,
 ) -> set[str]:
     """Run `model`, record its operators in `atoms`, and return the names of the tensors it uses, below `prefix`.
+
+    Args:
+        atoms: The table that gets the records.
+        model: The model, or a part of one; its code may change it.
+        args: Positional arguments of the forward pass.
+        kwargs: Keyword arguments of the forward pass.
+        prefix: What the names of tensors start with.
+        known: Parameters and buffers before any run; others are taken as constants. Default: those of now.
 
     Raises:
         Untraceable: The model's path depends on the values of its input, or it fails; `atoms` is left as it was.
     """
+    known = known or TensorNames(model)
     snapshot = atoms.snapshot()
     try:
-        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=True)
+        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=True, known=known)
     except Untraceable:
         raise
     except Exception:  # the zeros may be the cause
         atoms.restore_(snapshot)
-        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=False)
+        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=False, known=known)
 
 
 def _trace_run(
-    atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str, shapes_only: bool
+    atoms: Atoms,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    prefix: str,
+    shapes_only: bool,
+    known: TensorNames | None = None,
 ) -> set[str]:
     guard = ParameterGuard([model])
-    names = {tensor_id: prefix + name for tensor_id, name in tensor_names(model).items()}
-    tracer = _OperatorTracer(atoms, names, guard)
+    tracer = _OperatorTracer(atoms, TensorNames(model, prefix, among=known), guard)
     modules = modules_of(model)
     if shapes_only:
         buffers = (b for module in modules.values() for b in module._buffers.values() if b is not None)
@@ -105,7 +126,7 @@ def _trace_run(
     for tensor in tensors_in(result):
         for atom_ids in tracer.traced(tensor).atom_ids:
             atoms.freeze(atom_ids, reason)
-    return {tracer.names[tensor_id] for tensor_id in tracer.parameters}
+    return {traced.name for traced in tracer.parameters.values()}
 
 
 @dataclass(frozen=True)
@@ -141,11 +162,13 @@ def _schema_of(func: Any) -> _OperatorSchema:
 class _Description:
     """The `TracedTensor` of an activation and the time of the operator that produced it.
 
-    It is an attribute of the activation, so that it lives as long as the activation and is copied with it.
+    It is an attribute of the activation, so that it lives as long as the activation and is copied with it. A module
+    may keep an activation until another run, in which the description does not hold.
     """
 
     traced: TracedTensor
     time: int
+    run: int  # number of the run
 
     def attach_to_(self, tensor: Tensor) -> None:
         tensor._compress_description = self  # type: ignore[attr-defined]
@@ -162,11 +185,12 @@ class _Description:
 class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keep the description of every live tensor and pass the descriptions of each operator's inputs to its rule."""
 
-    def __init__(self, atoms: Atoms, names: dict[int, str], guard: ParameterGuard) -> None:
+    def __init__(self, atoms: Atoms, names: TensorNames, guard: ParameterGuard) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.atoms, self.names, self.guard = atoms, names, guard
         self.parameters: dict[int, TracedTensor] = {}  # parameters and buffers that were used, by id
         self.module_stack = [""]
+        self.run = next(_RUNS)
         self.time = 0  # number of operators so far
         self.last_write: dict[int, int] = {}  # memory -> time of the last in-place operator that wrote to it
         self.shapes_only = False  # return zeros from costly operators
@@ -174,15 +198,15 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def describe(self, tensor: Tensor, traced: TracedTensor) -> None:
         """Attach a description to an activation."""
-        if id(tensor) not in self.names:
-            _Description(traced, self.time).attach_to_(tensor)
+        if tensor not in self.names:
+            _Description(traced, self.time, self.run).attach_to_(tensor)
 
     def traced(self, tensor: Tensor, is_kernel: bool = False) -> TracedTensor:
         """Return the description of a tensor."""
-        name = self.names.get(id(tensor))
+        name = self.names.get(tensor)
         if name is None:
             description = _Description.of(tensor)
-            if description is None:
+            if description is None or description.run != self.run:
                 return TracedTensor.fixed(tuple(tensor.shape), is_constant=True)
             traced = description.traced
             # if a view of it was written to since, it holds other numbers along the same dimensions

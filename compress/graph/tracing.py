@@ -25,6 +25,7 @@ from .call_record import record_calls
 from .group import TracedPart
 from .operator_trace import Untraceable, trace_operators
 from .torch_pruning_fallback import trace_with_torch_pruning
+from .traced_parameters import TensorNames
 
 
 @dataclass
@@ -72,20 +73,21 @@ def trace_model(
         int_attributes={name: {v for v in vars(m).values() if type(v) is int} for name, m in modules.items()},
     )
     trace = Trace(atoms)
+    known = TensorNames(model)
     with module_mode(model, training=False):
         try:
-            used = trace_operators(atoms, model, args, kwargs)
+            used = trace_operators(atoms, model, args, kwargs, known=known)
             trace.parts.append(TracedPart("", args, kwargs))
         except Untraceable as error:
             trace.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
-            _trace_children(trace, model, args, kwargs, one_path, included)
+            _trace_children(trace, model, args, kwargs, one_path, included, known)
             return trace
     unused = {name for name, tensor in tensors_of(model).items() if isinstance(tensor, nn.Parameter)} - used
     if unused:
         with module_mode(model, training=True):
             try:
                 num_eval_terms = len(atoms.mac_terms)
-                unused -= trace_operators(atoms, model, args, kwargs)
+                unused -= trace_operators(atoms, model, args, kwargs, known=known)
                 del atoms.mac_terms[num_eval_terms:]  # costs are those of inference
                 trace.parts.append(TracedPart("", args, kwargs, training=True))
             except Untraceable as error:
@@ -103,6 +105,7 @@ def _trace_children(
     kwargs: Mapping[str, Any],
     one_path: bool,
     included: Collection[str] | None,
+    known: TensorNames,
 ) -> None:
     """Trace the largest traceable children, on the inputs that they get in one forward pass of the model.
 
@@ -123,7 +126,7 @@ def _trace_children(
         if self_contained and any(True for _ in child.children()):
             try:
                 for call in record.calls[name]:
-                    trace_operators(trace.atoms, child, *call, prefix=f"{name}.")
+                    trace_operators(trace.atoms, child, *call, prefix=f"{name}.", known=known)
                     trace.parts.append(TracedPart(name, *call))
                 continue
             except Untraceable as error:
