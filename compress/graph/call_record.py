@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compress.errors import TraceError
-from compress.modules import CallInputs, guarded_parameters
+from compress.modules import CallInputs, guarded_parameters, modules_of
 
 from .traced_parameters import TensorNames
 
@@ -63,8 +63,9 @@ def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     def leave(*_: Any) -> None:
         module_stack.pop()
 
-    hooks = [m.register_forward_pre_hook(enter(n), with_kwargs=True) for n, m in model.named_modules()]
-    hooks += [m.register_forward_hook(leave) for m in model.modules()]
+    modules = modules_of(model)
+    hooks = [m.register_forward_pre_hook(enter(n), with_kwargs=True) for n, m in modules.items()]
+    hooks += [m.register_forward_hook(leave) for m in modules.values()]
     from torch.utils.flop_counter import FlopCounterMode  # it imports triton
 
     counter = FlopCounterMode(display=False)

@@ -23,7 +23,7 @@ from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compress.modules import ParameterGuard, modules_of, tensors_in
+from compress.modules import ParameterGuard, modules_of, scripted_modules, tensors_in
 
 from . import rules  # noqa: F401  (fills the table of rules)
 from .atoms import Atoms, Mark, TracedTensor
@@ -91,13 +91,18 @@ def _trace_run(
         buffers = (b for module in modules.values() for b in module._buffers.values() if b is not None)
         tracer.shapes_only = True
         tracer.buffer_memory = {b.untyped_storage().data_ptr() for b in buffers}
-    paths = {id(module): (prefix + name).rstrip(".") for name, module in modules.items()}
+    scripted = scripted_modules(model)
+    paths = {id(module): (prefix + name).rstrip(".") for name, module in [*modules.items(), *scripted.items()]}
 
-    def enter(module: nn.Module, _: Any) -> None:
+    def enter(module: nn.Module, args: Any) -> None:
         tracer.module_stack.append(paths.get(id(module), tracer.module_stack[-1]))
+        if isinstance(module, torch.jit.ScriptModule):
+            tracer.freeze(args, f"is read by {tracer.module_stack[-1]}, a scripted module, which cannot be cut")
 
     def leave(module: nn.Module, _: Any, result: Any) -> None:
         path = tracer.module_stack.pop()
+        if isinstance(module, torch.jit.ScriptModule):
+            tracer.describe_as_frozen(result, f"is an output of {path}, a scripted module, which cannot be cut")
         if isinstance(result, tuple) and len(result) == 2:
             atoms.pair_modules.add(path)
 
@@ -123,9 +128,7 @@ def _trace_run(
             _Description.remove_from_(tensor)
     atoms.current_module = None
     reason = f"is an output of `{prefix[:-1]}`, whose caller is not traced" if prefix else "is an output of the network"
-    for tensor in tensors_in(result):
-        for atom_ids in tracer.traced(tensor).atom_ids:
-            atoms.freeze(atom_ids, reason)
+    tracer.freeze(result, reason)
     return {traced.name for traced in tracer.parameters.values()}
 
 
@@ -200,6 +203,20 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Attach a description to an activation."""
         if tensor not in self.names:
             _Description(traced, self.time, self.run).attach_to_(tensor)
+
+    def freeze(self, values: Any, reason: str) -> None:
+        """Exclude all dimensions of these tensors from cutting."""
+        self.atoms.current_module = None  # the reason says where
+        for tensor in tensors_in(values):
+            for atom_ids in self.traced(tensor).atom_ids:
+                self.atoms.freeze(atom_ids, reason)
+
+    def describe_as_frozen(self, values: Any, reason: str) -> None:
+        """Describe these tensors by dimensions of fixed size, whatever is known about them."""
+        self.atoms.current_module = None
+        for tensor in tensors_in(values):
+            atom_ids = [self.atoms.frozen_padding(size, reason) if size > 1 else None for size in tensor.shape]
+            self.describe(tensor, TracedTensor(tuple(tensor.shape), atom_ids))
 
     def traced(self, tensor: Tensor, is_kernel: bool = False) -> TracedTensor:
         """Return the description of a tensor."""

@@ -6,8 +6,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
+from compress.errors import TraceError
 from compress.modules import (
     FormUse,
     compact_form_of,
@@ -15,6 +17,7 @@ from compress.modules import (
     guarded_parameters,
     module_mode,
     modules_of,
+    scripted_modules,
     shared_copy,
     tensors_of,
     use_compact_forms_,
@@ -59,9 +62,14 @@ def trace_model(
         separate_qkv: Cut queries and keys independently of values.
 
     Raises:
-        TraceError: The model does not run on these inputs.
+        TraceError: The model does not run on these inputs, or is a scripted module.
         NotReady: `one_path` needs torch-pruning, which is not installed.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TraceError(
+            f"model: expected a torch.nn.Module that runs Python code; got a scripted one ({type(model).__name__}), "
+            "whose code is fixed. Prune the model first, then script the result with torch.jit"
+        )
     model = use_compact_forms_(shared_copy(model), separate_qkv)
     modules = modules_of(model)
     forms = {name: form for name, module in modules.items() if (form := compact_form_of(module)) is not None}
@@ -73,6 +81,9 @@ def trace_model(
         int_attributes={name: {v for v in vars(m).values() if type(v) is int} for name, m in modules.items()},
     )
     trace = Trace(atoms)
+    if scripted := list(scripted_modules(model)):
+        named = f"{scripted[0]} and {len(scripted) - 1} more" if len(scripted) > 1 else scripted[0]
+        trace.notes.append(f"scripted modules are left alone with the dimensions that they read and write: {named}")
     known = TensorNames(model)
     with module_mode(model, training=False):
         try:

@@ -19,9 +19,9 @@ from .example_inputs import CallInputs, as_call_inputs, first_examples, has_no_i
 from .nested_tensors import tensors_in
 from .parameter_writes import ParameterGuard, guarded_parameters, has_written_parameters
 from .plain_layers import CONVOLUTIONS, ForwardCheck, is_plain_layer
-from .shared_copies import make_teacher, set_eval_flags_, shared_copy
+from .shared_copies import make_teacher, set_eval_flags_, shared_copy, trainable_copy
 from .training_mode import module_mode
-from .traversal import TensorEntry, enclosing_modules, modules_of, tensor_entries, tensors_of
+from .traversal import TensorEntry, enclosing_modules, modules_of, scripted_modules, tensor_entries, tensors_of
 from .unwrap import unwrap_model
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "prepare_example_input",
     "register_compact_form",
     "register_form_provider",
+    "scripted_modules",
     "set_eval_flags_",
     "shared_copy",
     "split_heads",
@@ -57,6 +58,7 @@ __all__ = [
     "tensor_entries",
     "tensors_in",
     "tensors_of",
+    "trainable_copy",
     "unwrap_model",
     "use_compact_form_",
     "use_compact_forms_",

@@ -72,6 +72,18 @@ def _has_copy_method(module_class: Any) -> bool:
     return any(getattr(module_class, name, None) is not getattr(nn.Module, name, None) for name in COPY_METHODS)
 
 
+def trainable_copy(model: nn.Module) -> nn.Module:
+    """Return a deep copy of a model whose parameters can be trained.
+
+    The parameters of a scripted module are copied by torch as results of an operator, which no optimizer accepts.
+    """
+    copied = copy.deepcopy(model)
+    for new, old in zip(copied.parameters(), model.parameters(), strict=True):
+        if not new.is_leaf:
+            new.detach_().requires_grad_(old.requires_grad)
+    return copied
+
+
 def make_teacher(model: nn.Module, device: torch.device, channels_last: bool) -> nn.Module:
     """Return the dense model on a device in eval mode; it shares the weights that are on the device already."""
     on_device = all(t.device == device for t in [*model.parameters(), *model.buffers()])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -16,7 +15,7 @@ from torch.utils import _pytree as pytree
 from compress.data import loader_problems, loaders, num_batches, peek_first_batch
 from compress.errors import BatchError, NotReady, format_error
 from compress.graph import Groups
-from compress.modules import as_call_inputs, guarded_parameters, module_mode, shared_copy
+from compress.modules import as_call_inputs, guarded_parameters, module_mode, shared_copy, trainable_copy
 from compress.recipe import Finetune, Recipe, Target
 from compress.surgery import Plan
 from compress.training import (
@@ -206,7 +205,7 @@ def _try_training(model: nn.Module, recipe: Recipe, task: Task, first_batch: Any
     """Make one training step on a copy of the model; its problems would otherwise appear after the search."""
     if recipe.search.length is None and recipe.finetune is None:
         return []
-    trial_model = copy.deepcopy(model)
+    trial_model = trainable_copy(model)
     trial_model.train()
     batch, stage = engine.move(first_batch), "training" if recipe.finetune is None else "finetune"
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import compress
-from cases import Net, distance, random_keep, run
+from cases import Net, distance, random_keep, randomise_, run, same_bits
 from compress import Plan
 from compress.recipe import Target
 
@@ -76,3 +77,73 @@ def test_convit_replaces_its_relative_positions() -> None:
     results = [compress.find_groups(model, x, target) for _ in range(5)]
     assert {repr(groups) for groups in results} == {repr(results[0])}
     assert {"blocks.0.mlp.fc1", "blocks.1.mlp.fc1"} <= {g.name for g in results[0]}
+
+
+def scripted_part(kind: str) -> nn.Module:
+    part = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 1))
+    part = randomise_(part.double()).eval()
+    return torch.jit.script(part) if kind == "script" else torch.jit.trace(part, torch.randn(1, 8, 9, 9).double())  # type: ignore[no-any-return, no-untyped-call]
+
+
+def with_scripted_part(kind: str, nested: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = m.first(x)
+        x = x + m.scripted(x) if x.ndim == 4 else x
+        return m.head(m.third(m.second(x).relu()).mean((2, 3)))  # type: ignore[no-any-return]
+
+    parts = {
+        "first": nn.Conv2d(3, 8, 3, padding=1),
+        "second": nn.Conv2d(8, 12, 3),
+        "third": nn.Conv2d(12, 6, 1),
+        "head": nn.Linear(6, 4),
+    }
+    model: nn.Module = randomise_(Net(forward, **parts).double())
+    model.scripted = scripted_part(kind)
+    if nested:
+        model = Net(lambda m, x: m.inner(x) if x.sum() > -1e9 else m.inner(-x), inner=model)
+    return model.train()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", ["script", "trace"])
+def test_scripted_module_is_left_alone_and_the_rest_is_cut(kind: str, nested: bool) -> None:
+    model, x = with_scripted_part(kind, nested), torch.randn(2, 3, 9, 9).double()
+    prefix = "inner." if nested else ""
+    statistics = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    groups = compress.find_groups(model, x)
+    assert [g.name for g in groups] == [f"{prefix}second", f"{prefix}third"]
+    assert any(
+        r.name == f"{prefix}first" and f"{prefix}scripted, a scripted module, which cannot be cut" in r.reason
+        for r in groups.refused
+    )
+    assert any("scripted modules are left alone" in n and n.endswith(f"{prefix}scripted") for n in groups.notes)
+    assert int(groups.cost.params(groups.cost.widths)) == sum(p.numel() for p in model.parameters())
+    assert all(torch.equal(t, statistics[name]) for name, t in model.state_dict().items())
+    plan = Plan.build(model, groups, random_keep(groups, 0.5))
+    zeroed = plan.zero_(copy.deepcopy(model).eval())
+    sliced = plan.apply_(copy.deepcopy(model).eval())
+    assert distance(run(sliced, x), run(zeroed, x)) < 1e-10
+    compress.find_groups(model, x, Target(exclude=[f"{prefix}scripted"]))
+
+
+def test_network_with_a_scripted_module_is_pruned_and_saved(tmp_path: Path) -> None:
+    model, x = with_scripted_part("script").float(), torch.randn(4, 3, 9, 9)
+    recipe = {
+        "budget": {"macs": "80%"},
+        "search": {"method": "netslim", "epochs": "3 steps"},
+        "finetune": {"epochs": "2 steps", "distill": {}},
+        "timing": {"repeats": 3},
+    }
+    pruned = compress.prune(model, recipe, train=[(x, torch.arange(4))] * 2, quiet=True)
+    assert pruned.report.pruned.macs <= 0.8 * pruned.report.dense.macs
+    pruned.save(tmp_path / "pruned")
+    loaded = compress.load(with_scripted_part("script").float(), tmp_path / "pruned").eval()
+    assert same_bits(run(loaded, x), run(pruned.model, x))
+
+
+def test_scripted_model_is_refused() -> None:
+    model = scripted_part("script")
+    with pytest.raises(compress.TraceError, match=r"expected a torch.nn.Module that runs Python code; got a scripted"):
+        compress.find_groups(model, torch.randn(1, 8, 9, 9).double())
