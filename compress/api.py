@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Iterable, Mapping
@@ -28,7 +27,7 @@ from compress.distributed import broadcast_object, rank
 from compress.errors import BudgetError, NotReady
 from compress.formatting import format_percent
 from compress.graph import Groups, Index
-from compress.modules import set_eval_flags_, unwrap_model
+from compress.modules import set_eval_flags_, trainable_copy, unwrap_model
 from compress.pipeline import (
     IDENTITY_FILE,
     Run,
@@ -261,5 +260,5 @@ def _load_finished(model: nn.Module, recipe: Recipe, folder: Path, device: str |
     with suppress(OSError), lock_directory(folder):  # the run may have been stopped just before it did this
         CheckpointStore(folder).delete()
         remove_temporary_files(folder)
-    compact = set_eval_flags_(load(copy.deepcopy(model), folder).to(pick_device(device, model)))
+    compact = set_eval_flags_(load(trainable_copy(model), folder).to(pick_device(device, model)))
     return Pruned(compact, Plan.load(folder / "plan.json"), report)

@@ -18,7 +18,10 @@ from .importance import Importance, Int, checked_importance
 
 @dataclass(frozen=True)
 class WidthBounds:
-    """Allowed widths of each group: `least`, the multiples of `multiple` above it, and at most `most`."""
+    """Allowed widths of each group: `least`, the multiples of `multiple` above it, and at most `most`.
+
+    A dense group may stay whole even if its width is no multiple; one that is cut already may not.
+    """
 
     least: Int  # zero where a group may be removed with its residual branch
     least_if_kept: Int  # least width of a group that is not removed
@@ -40,6 +43,9 @@ class WidthBounds:
         are_heads = np.array([g.kind == "heads" for g in groups], dtype=bool)  # one unit of the group is a whole head
         multiple = np.where(are_heads, 1, target.round_to * groups.cost.num_heads)
         min_keep = np.where(are_heads, 1, target.min_keep * groups.cost.num_heads)
+        if dense_widths is not None:
+            is_cut = most < np.array([dense_widths.get(name, 0) for name in groups.cost.names], dtype=np.int64)
+            most = np.where(is_cut & (most > multiple), most // multiple * multiple, most)
         least = np.minimum(-(-min_keep // multiple) * multiple, most)
         for i, bound in _bounds_by_group(groups, target, strict=dense_widths is None).items():
             least[i], most[i] = _width_range(groups, i, bound, int(least[i]), int(multiple[i]), dense_widths or {})

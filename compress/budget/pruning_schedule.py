@@ -55,7 +55,7 @@ class PruningSchedule:
     def __call__(self, importance: dict[str, Tensor], progress: float) -> dict[str, Int]:
         """Return the dimensions to keep when a fraction `progress` (0 to 1) of this round's pruning is due."""
         recipe, groups, target = self.recipe, self.groups, self.recipe.target
-        if progress < 1 or self.round_index + 1 < recipe.steps:  # widths are rounded once, at the end
+        if progress < 1:  # widths are rounded once, at the end of the round
             target = target.model_copy(update={"round_to": 1})
         if recipe.budget.is_measured:
             return self._keep_by_latency(importance, progress, target)

@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from compress.modules import as_call_inputs, first_examples, module_mode, shared_copy
+from compress.modules import (
+    as_call_inputs,
+    first_examples,
+    guarded_parameters,
+    has_written_parameters,
+    module_mode,
+    shared_copy,
+)
 from compress.recipe import Timing
 
 Clock = Callable[[], float]
@@ -74,16 +81,18 @@ class InterleavedTimer:
     def __init__(self, models: Sequence[nn.Module], inputs: Any, clock: Clock) -> None:
         call = as_call_inputs(inputs)
         self.args, self.kwargs = pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, call)
-        self.models, self.clock = models, clock
+        self.models, self.clock = list(models), clock
         tensors = [*pytree.tree_leaves(call), *(p for model in models for p in model.parameters())]
         self.devices = {t.device for t in tensors if isinstance(t, Tensor) and t.is_cuda}
         self.samples: list[list[float]] = [[] for _ in models]
         try:
-            self.run(WARMUP_RUNS)
+            with guarded_parameters(*models):
+                self.run(WARMUP_RUNS)
         except Exception as error:  # whatever the model's own code raises
             shapes = [list(t.shape) for t in pytree.tree_leaves(call) if isinstance(t, Tensor)]
             text = f"timing.batch_size: the model does not run on inputs of shape {shapes}: "
             raise DoesNotRun(f"{text}{type(error).__name__}: {str(error)[:160]}") from error
+        self.models = [shared_copy(model) if has_written_parameters(model) else model for model in models]
         self.samples = [[] for _ in models]
 
     def run(self, repeats: int) -> None:

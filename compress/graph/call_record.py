@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from compress.errors import TraceError
-from compress.modules import CallInputs
+from compress.modules import CallInputs, guarded_parameters, modules_of
 
-from .traced_parameters import tensor_names
+from .traced_parameters import TensorNames
 
 
 @dataclass
@@ -31,7 +31,7 @@ class CallRecord:
 
 
 class _ParameterUseRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, record: CallRecord, names: dict[int, str], module_stack: list[str]) -> None:
+    def __init__(self, record: CallRecord, names: TensorNames, module_stack: list[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.record, self.names, self.module_stack = record, names, module_stack
 
@@ -39,7 +39,7 @@ class _ParameterUseRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         active, users = set(self.module_stack), self.record.users
         for arg in [*args, *(kwargs or {}).values()]:
             for tensor in arg if isinstance(arg, (list, tuple)) else [arg]:
-                if isinstance(tensor, Tensor) and (name := self.names.get(id(tensor))):
+                if isinstance(tensor, Tensor) and (name := self.names.get(tensor)):
                     users[name] = users.get(name, active) & active
         return func(*args, **(kwargs or {}))
 
@@ -63,13 +63,19 @@ def record_calls(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, A
     def leave(*_: Any) -> None:
         module_stack.pop()
 
-    hooks = [m.register_forward_pre_hook(enter(n), with_kwargs=True) for n, m in model.named_modules()]
-    hooks += [m.register_forward_hook(leave) for m in model.modules()]
+    modules = modules_of(model)
+    hooks = [m.register_forward_pre_hook(enter(n), with_kwargs=True) for n, m in modules.items()]
+    hooks += [m.register_forward_hook(leave) for m in modules.values()]
     from torch.utils.flop_counter import FlopCounterMode  # it imports triton
 
     counter = FlopCounterMode(display=False)
     try:
-        with torch.no_grad(), counter, _ParameterUseRecorder(record, tensor_names(model), module_stack):
+        with (
+            torch.no_grad(),
+            guarded_parameters(model),
+            counter,
+            _ParameterUseRecorder(record, TensorNames(model), module_stack),
+        ):
             model(*args, **kwargs)
     except Exception as error:
         where = module_stack[-1] if module_stack and module_stack[-1] else "the model"

@@ -98,6 +98,9 @@ class Cost:
                 ]
                 fixed_sizes = [size for d, size in enumerate(parameter.shape) if (name, d) not in axes.number_of_key]
                 parameter_terms.append((math.prod(fixed_sizes), cut_axes))
+        num_known = sum(p.numel() for p in tensors_of(model).values() if isinstance(p, nn.Parameter))
+        num_scripted = sum(p.numel() for p in model.parameters()) - num_known
+        parameter_terms += [(num_scripted, [])] if num_scripted else []
         return cls(
             tuple(g.name for g in groups),
             np.array([g.width for g in groups], dtype=np.int64),

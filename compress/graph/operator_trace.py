@@ -10,6 +10,7 @@ again with real numbers.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compress.modules import modules_of, tensors_in
+from compress.modules import ParameterGuard, modules_of, scripted_modules, tensors_in
 
 from . import rules  # noqa: F401  (fills the table of rules)
 from .activations import CallTrace, ModuleCall
@@ -31,8 +32,9 @@ from .atoms import Atoms, Mark, TracedTensor
 from .attribute_sizes import AttributeSize, SizeUse, has_attribute_sizes, tracked_attributes, uses_by_position
 from .rules.registry import RULES, OperatorCall, barrier
 from .shape_only_kernels import SHAPE_ONLY
-from .traced_parameters import tensor_names, trace_parameter
+from .traced_parameters import TensorNames, trace_parameter
 
+_RUNS = itertools.count()
 VALUE_DEPENDENT_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
@@ -52,40 +54,66 @@ class OperatorTrace(NamedTuple):
 
 
 def trace_operators(
-    atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str = ""
+    atoms: Atoms,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    prefix: str = "",
+    known: TensorNames | None = None,
 ) -> OperatorTrace:
     """Run `model`, record its operators in `atoms`, and return the tensors it uses, below `prefix`, and its calls.
+
+    Args:
+        atoms: The table that gets the records.
+        model: The model, or a part of one; its code may change it.
+        args: Positional arguments of the forward pass.
+        kwargs: Keyword arguments of the forward pass.
+        prefix: What the names of tensors start with.
+        known: Parameters and buffers before any run; others are taken as constants. Default: those of now.
 
     Raises:
         Untraceable: The model's path depends on the values of its input, or it fails; `atoms` is left as it was.
     """
+    known = known or TensorNames(model)
     snapshot = atoms.snapshot()
     try:
-        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=True)
+        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=True, known=known)
     except Untraceable:
         raise
     except Exception:  # the zeros may be the cause
         atoms.restore_(snapshot)
-        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=False)
+        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=False, known=known)
 
 
 def _trace_run(
-    atoms: Atoms, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], prefix: str, shapes_only: bool
+    atoms: Atoms,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    prefix: str,
+    shapes_only: bool,
+    known: TensorNames | None = None,
 ) -> OperatorTrace:
-    tracer = _OperatorTracer(atoms, {tensor_id: prefix + name for tensor_id, name in tensor_names(model).items()})
+    guard = ParameterGuard([model])
+    tracer = _OperatorTracer(atoms, TensorNames(model, prefix, among=known), guard)
     modules = modules_of(model)
     if shapes_only:
         buffers = (b for module in modules.values() for b in module._buffers.values() if b is not None)
         tracer.shapes_only = True
         tracer.buffer_memory = {b.untyped_storage().data_ptr() for b in buffers}
-    paths = {id(module): (prefix + name).rstrip(".") for name, module in modules.items()}
+    scripted = scripted_modules(model)
+    paths = {id(module): (prefix + name).rstrip(".") for name, module in [*modules.items(), *scripted.items()]}
 
     def enter(module: nn.Module, args: Any) -> None:
         tracer.module_stack.append(paths.get(id(module), tracer.module_stack[-1]))
         tracer.input_stack.append([tracer.traced(tensor) for tensor in tensors_in(args)])
+        if isinstance(module, torch.jit.ScriptModule):
+            tracer.freeze(args, f"is read by {tracer.module_stack[-1]}, a scripted module, which cannot be cut")
 
     def leave(module: nn.Module, _: Any, result: Any) -> None:
         path = tracer.module_stack.pop()
+        if isinstance(module, torch.jit.ScriptModule):
+            tracer.describe_as_frozen(result, f"is an output of {path}, a scripted module, which cannot be cut")
         call = ModuleCall(tracer.input_stack.pop(), [tracer.traced(tensor) for tensor in tensors_in(result)])
         tracer.calls.calls[path].append(call)
         if isinstance(result, tuple) and len(result) == 2:
@@ -99,6 +127,7 @@ def _trace_run(
     try:
         with (
             torch.no_grad(),
+            guard,
             torch.random.fork_rng(devices=[]),
             tracked_attributes(model, prefix) as numeric_attributes,
             _PythonAccessWatcher(tracer),
@@ -120,10 +149,8 @@ def _trace_run(
     atoms.current_module = None
     atoms.numeric_attributes |= numeric_attributes
     reason = f"is an output of `{prefix[:-1]}`, whose caller is not traced" if prefix else "is an output of the network"
-    for tensor in tensors_in(result):
-        for atom_ids in tracer.traced(tensor).atom_ids:
-            atoms.freeze(atom_ids, reason)
-    return OperatorTrace({tracer.names[tensor_id] for tensor_id in tracer.parameters}, tracer.calls)
+    tracer.freeze(result, reason)
+    return OperatorTrace({traced.name for traced in tracer.parameters.values()}, tracer.calls)
 
 
 @dataclass(frozen=True)
@@ -159,11 +186,13 @@ def _schema_of(func: Any) -> _OperatorSchema:
 class _Description:
     """The `TracedTensor` of an activation and the time of the operator that produced it.
 
-    It is an attribute of the activation, so that it lives as long as the activation and is copied with it.
+    It is an attribute of the activation, so that it lives as long as the activation and is copied with it. A module
+    may keep an activation until another run, in which the description does not hold.
     """
 
     traced: TracedTensor
     time: int
+    run: int  # number of the run
 
     def attach_to_(self, tensor: Tensor) -> None:
         tensor._compress_description = self  # type: ignore[attr-defined]
@@ -180,13 +209,14 @@ class _Description:
 class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keep the description of every live tensor and pass the descriptions of each operator's inputs to its rule."""
 
-    def __init__(self, atoms: Atoms, names: dict[int, str]) -> None:
+    def __init__(self, atoms: Atoms, names: TensorNames, guard: ParameterGuard) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.atoms, self.names = atoms, names
+        self.atoms, self.names, self.guard = atoms, names, guard
         self.parameters: dict[int, TracedTensor] = {}  # parameters and buffers that were used, by id
         self.module_stack = [""]
         self.calls = CallTrace()
         self.input_stack: list[list[TracedTensor]] = []  # of the modules in `module_stack`
+        self.run = next(_RUNS)
         self.time = 0  # number of operators so far
         self.last_write: dict[int, int] = {}  # memory -> time of the last in-place operator that wrote to it
         self.shapes_only = False  # return zeros from costly operators
@@ -194,15 +224,29 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def describe(self, tensor: Tensor, traced: TracedTensor) -> None:
         """Attach a description to an activation."""
-        if id(tensor) not in self.names:
-            _Description(traced, self.time).attach_to_(tensor)
+        if tensor not in self.names:
+            _Description(traced, self.time, self.run).attach_to_(tensor)
+
+    def freeze(self, values: Any, reason: str) -> None:
+        """Exclude all dimensions of these tensors from cutting."""
+        self.atoms.current_module = None  # the reason says where
+        for tensor in tensors_in(values):
+            for atom_ids in self.traced(tensor).atom_ids:
+                self.atoms.freeze(atom_ids, reason)
+
+    def describe_as_frozen(self, values: Any, reason: str) -> None:
+        """Describe these tensors by dimensions of fixed size, whatever is known about them."""
+        self.atoms.current_module = None
+        for tensor in tensors_in(values):
+            atom_ids = [self.atoms.frozen_padding(size, reason) if size > 1 else None for size in tensor.shape]
+            self.describe(tensor, TracedTensor(tuple(tensor.shape), atom_ids))
 
     def traced(self, tensor: Tensor, is_kernel: bool = False) -> TracedTensor:
         """Return the description of a tensor."""
-        name = self.names.get(id(tensor))
+        name = self.names.get(tensor)
         if name is None:
             description = _Description.of(tensor)
-            if description is None:
+            if description is None or description.run != self.run:
                 return TracedTensor.fixed(tuple(tensor.shape), is_constant=True)
             traced = description.traced
             # if a view of it was written to since, it holds other numbers along the same dimensions
@@ -226,6 +270,8 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = call.tensors()
         result = self._shape_only_result(schema, args, kwargs, tensors) if self.shapes_only else None
         if result is None:
+            if schema.written_arguments:
+                self.guard.before_operator(func, args, kwargs)
             result = func(*args, **kwargs)
         self.time += 1
         for i in schema.written_arguments:

@@ -9,7 +9,7 @@ from enum import Enum
 
 from torch import nn
 
-from compress.modules import modules_of
+from compress.modules import modules_of, scripted_modules
 from compress.recipe import Target
 
 from .atom_classes import GroupKind
@@ -33,11 +33,15 @@ def attention_modes(target: Target) -> set[AttentionMode]:
 
 def included_modules(model: nn.Module, target: Target) -> set[str] | None:
     """Return the modules that `target.include` names; None if it is empty or names groups, which are not known yet."""
-    names = [name for name in modules_of(model) if name]
+    names = _module_names(model)
     try:
         return _matching_names(target.include, names, "target.include") if target.include else None
     except ValueError:
         return None
+
+
+def _module_names(model: nn.Module) -> list[str]:
+    return [name for name in [*modules_of(model), *scripted_modules(model)] if name]
 
 
 def select_groups_(groups: Groups, model: nn.Module, target: Target) -> None:
@@ -46,7 +50,7 @@ def select_groups_(groups: Groups, model: nn.Module, target: Target) -> None:
     Raises:
         ValueError: A name in `include` or `exclude` matches no module and no group.
     """
-    names = [name for name in modules_of(model) if name]
+    names = _module_names(model)
     names += [g.name for g in groups if g.name not in names]
     include = _matching_names(target.include, names, "target.include")
     exclude = _matching_names(target.exclude, names, "target.exclude")

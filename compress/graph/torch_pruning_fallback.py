@@ -21,7 +21,7 @@ from compress.errors import NotReady
 from .atoms import AtomIds, Atoms, GroupedConv, Mark
 from .operator_trace import Untraceable
 from .rules.contractions import count_macs, sizes_of
-from .traced_parameters import tensor_names, trace_parameter
+from .traced_parameters import TensorNames, trace_parameter
 
 LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
 
@@ -67,7 +67,7 @@ def trace_with_torch_pruning(
             p.requires_grad_(False)
         for module, flag in training_flags:
             module.training = flag
-    names = {tensor_id: prefix + name for tensor_id, name in tensor_names(model).items()}
+    names = TensorNames(model, prefix)
     for layer, group in groups:
         _join_group(atoms, names, layer, group)
     for name, module in model.named_modules():
@@ -93,11 +93,11 @@ def _is_transposed(layer: object) -> bool:
     return isinstance(layer, nn.modules.conv._ConvNd) and bool(layer.transposed)
 
 
-def _atoms_along(atoms: Atoms, names: dict[int, str], tensor: Tensor, dim: int) -> AtomIds | None:
-    return trace_parameter(atoms, names[id(tensor)], tensor, is_kernel=True).atom_ids[dim]
+def _atoms_along(atoms: Atoms, names: TensorNames, tensor: Tensor, dim: int) -> AtomIds | None:
+    return trace_parameter(atoms, names[tensor], tensor, is_kernel=True).atom_ids[dim]
 
 
-def _join_group(atoms: Atoms, names: dict[int, str], root: Any, group: Any) -> None:
+def _join_group(atoms: Atoms, names: TensorNames, root: Any, group: Any) -> None:
     """Join the output positions of the layer `root` with all positions that torch-pruning couples to them."""
     root_ids = _atoms_along(atoms, names, root.weight, 1 if _is_transposed(root) else 0)
     if root_ids is None:
@@ -121,7 +121,7 @@ def _join_group(atoms: Atoms, names: dict[int, str], root: Any, group: Any) -> N
                 atoms.mark(layer_ids, Mark.READ)
             if isinstance(layer, nn.modules.conv._ConvNd) and layer.groups > 1:
                 is_depthwise = layer.groups == layer.in_channels == layer.out_channels
-                atoms.grouped_convs[names[id(tensor)]] = GroupedConv(layer.groups, cut_whole_groups=is_depthwise)
+                atoms.grouped_convs[names[tensor]] = GroupedConv(layer.groups, cut_whole_groups=is_depthwise)
                 if not is_depthwise:
                     atoms.freeze(root_ids, "is read by a grouped convolution")
 
@@ -161,8 +161,8 @@ def _layer_output_shapes(
     return shapes
 
 
-def _count_macs(atoms: Atoms, names: dict[int, str], module: Any, shapes: list[tuple[int, ...]]) -> None:
-    weight = trace_parameter(atoms, names[id(module.weight)], module.weight, is_kernel=True)
+def _count_macs(atoms: Atoms, names: TensorNames, module: Any, shapes: list[tuple[int, ...]]) -> None:
+    weight = trace_parameter(atoms, names[module.weight], module.weight, is_kernel=True)
     sizes = sizes_of(weight, *range(len(weight.shape)))
     for shape in shapes:
         outer = shape[:-1] if isinstance(module, nn.Linear) else (shape[0], *shape[2:])

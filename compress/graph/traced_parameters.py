@@ -9,9 +9,34 @@ from compress.modules import tensors_of
 from .atoms import AtomIds, Atoms, TracedTensor
 
 
-def tensor_names(model: nn.Module) -> dict[int, str]:
-    """Return the names of all parameters and buffers by `id`; a tied tensor has the first of its names."""
-    return {id(tensor): name for name, tensor in tensors_of(model).items()}
+class TensorNames:
+    """Names of a model's parameters and buffers as they are now; a tied tensor has the first of its names.
+
+    Tensors are known by their `id`. They are kept alive, because a run may replace a buffer, and the `id` of a tensor
+    that is freed is soon that of another.
+    """
+
+    def __init__(self, model: nn.Module, prefix: str = "", among: TensorNames | None = None) -> None:
+        """Read the names.
+
+        Args:
+            model: The model.
+            prefix: What the names start with.
+            among: Leave out the tensors that these names do not know, such as buffers that a run has replaced.
+        """
+        tensors = {name: t for name, t in tensors_of(model).items() if among is None or t in among}
+        self._tensors = list(tensors.values())
+        self._names = {id(tensor): prefix + name for name, tensor in tensors.items()}
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._names
+
+    def __getitem__(self, tensor: Tensor) -> str:
+        return self._names[id(tensor)]
+
+    def get(self, tensor: Tensor) -> str | None:
+        """Return the name of a tensor; None if it is no parameter or buffer."""
+        return self._names.get(id(tensor))
 
 
 def trace_parameter(atoms: Atoms, name: str, tensor: Tensor, is_kernel: bool) -> TracedTensor:

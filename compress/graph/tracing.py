@@ -6,14 +6,18 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
+from compress.errors import TraceError
 from compress.modules import (
     FormUse,
     compact_form_of,
     form_use,
+    guarded_parameters,
     module_mode,
     modules_of,
+    scripted_modules,
     shared_copy,
     tensors_of,
     use_compact_forms_,
@@ -24,6 +28,7 @@ from .call_record import record_calls
 from .group import TracedPart
 from .operator_trace import Untraceable, trace_operators
 from .torch_pruning_fallback import trace_with_torch_pruning
+from .traced_parameters import TensorNames
 
 
 @dataclass
@@ -57,9 +62,14 @@ def trace_model(
         separate_qkv: Cut queries and keys independently of values.
 
     Raises:
-        TraceError: The model does not run on these inputs.
+        TraceError: The model does not run on these inputs, or is a scripted module.
         NotReady: `one_path` needs torch-pruning, which is not installed.
     """
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TraceError(
+            f"model: expected a torch.nn.Module that runs Python code; got a scripted one ({type(model).__name__}), "
+            "whose code is fixed. Prune the model first, then script the result with torch.jit"
+        )
     model = use_compact_forms_(shared_copy(model), separate_qkv)
     modules = modules_of(model)
     forms = {name: form for name, module in modules.items() if (form := compact_form_of(module)) is not None}
@@ -70,20 +80,24 @@ def trace_model(
         compact_when_cut=frozenset(name for name, form in forms.items() if form_use(form) is FormUse.WHEN_CUT),
     )
     trace = Trace(atoms)
+    if scripted := list(scripted_modules(model)):
+        named = f"{scripted[0]} and {len(scripted) - 1} more" if len(scripted) > 1 else scripted[0]
+        trace.notes.append(f"scripted modules are left alone with the dimensions that they read and write: {named}")
+    known = TensorNames(model)
     with module_mode(model, training=False):
         try:
-            used, calls = trace_operators(atoms, model, args, kwargs)
+            used, calls = trace_operators(atoms, model, args, kwargs, known=known)
             trace.parts.append(TracedPart("", args, kwargs, calls=calls))
         except Untraceable as error:
             trace.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
-            _trace_children(trace, model, args, kwargs, one_path, included)
+            _trace_children(trace, model, args, kwargs, one_path, included, known)
             return trace
     unused = {name for name, tensor in tensors_of(model).items() if isinstance(tensor, nn.Parameter)} - used
     if unused:
         with module_mode(model, training=True):
             try:
                 num_eval_terms = len(atoms.mac_terms)
-                used, calls = trace_operators(atoms, model, args, kwargs)
+                used, calls = trace_operators(atoms, model, args, kwargs, known=known)
                 unused -= used
                 del atoms.mac_terms[num_eval_terms:]  # costs are those of inference
                 trace.parts.append(TracedPart("", args, kwargs, training=True, calls=calls))
@@ -102,6 +116,7 @@ def _trace_children(
     kwargs: Mapping[str, Any],
     one_path: bool,
     included: Collection[str] | None,
+    known: TensorNames,
 ) -> None:
     """Trace the largest traceable children, on the inputs that they get in one forward pass of the model.
 
@@ -122,7 +137,7 @@ def _trace_children(
         if self_contained and any(True for _ in child.children()):
             try:
                 for call in record.calls[name]:
-                    _, calls = trace_operators(trace.atoms, child, *call, prefix=f"{name}.")
+                    _, calls = trace_operators(trace.atoms, child, *call, prefix=f"{name}.", known=known)
                     trace.parts.append(TracedPart(name, *call, calls=calls))
                 continue
             except Untraceable as error:
@@ -139,7 +154,8 @@ def _trace_children(
         try:
             for call in record.calls[name]:
                 prefix = f"{name}." if name else ""
-                trace_with_torch_pruning(trace.atoms, model.get_submodule(name), *call, prefix=prefix)
+                with guarded_parameters(model):
+                    trace_with_torch_pruning(trace.atoms, model.get_submodule(name), *call, prefix=prefix)
                 trace.parts.append(TracedPart(name, *call))
             trace.notes.append(f"{label} was traced by torch-pruning, which sees only the path that the inputs take")
         except Untraceable as error:

@@ -17,10 +17,11 @@ from .compact_forms import (
 )
 from .example_inputs import CallInputs, as_call_inputs, first_examples, has_no_images, prepare_example_input
 from .nested_tensors import tensors_in
+from .parameter_writes import ParameterGuard, guarded_parameters, has_written_parameters
 from .plain_layers import CONVOLUTIONS, ForwardCheck, is_plain_layer
-from .shared_copies import make_teacher, set_eval_flags_, shared_copy
+from .shared_copies import make_teacher, set_eval_flags_, shared_copy, trainable_copy
 from .training_mode import module_mode
-from .traversal import TensorEntry, enclosing_modules, modules_of, tensor_entries, tensors_of
+from .traversal import TensorEntry, enclosing_modules, modules_of, scripted_modules, tensor_entries, tensors_of
 from .unwrap import unwrap_model
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "CallInputs",
     "FormUse",
     "ForwardCheck",
+    "ParameterGuard",
     "TensorEntry",
     "as_call_inputs",
     "attend",
@@ -37,7 +39,9 @@ __all__ = [
     "enclosing_modules",
     "first_examples",
     "form_use",
+    "guarded_parameters",
     "has_no_images",
+    "has_written_parameters",
     "is_plain_layer",
     "join_heads",
     "make_teacher",
@@ -46,6 +50,7 @@ __all__ = [
     "prepare_example_input",
     "register_compact_form",
     "register_form_provider",
+    "scripted_modules",
     "set_eval_flags_",
     "shared_copy",
     "split_heads",
@@ -53,6 +58,7 @@ __all__ = [
     "tensor_entries",
     "tensors_in",
     "tensors_of",
+    "trainable_copy",
     "unwrap_model",
     "use_compact_form_",
     "use_compact_forms_",

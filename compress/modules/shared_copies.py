@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .parameter_writes import is_written
 from .traversal import tensors_of
 
 IMMUTABLE = (bool, int, float, complex, str, bytes, type(None), type)
@@ -19,15 +20,16 @@ COPY_METHODS = ("__deepcopy__", "__getstate__", "__getnewargs__", "__getnewargs_
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
-    """Copy the modules and buffers and share the parameters.
+    """Copy the modules and buffers and share the parameters, except for those that the model's code writes to.
 
-    Running the copy changes nothing of the model, not even buffers that its code updates.
+    Running the copy changes nothing of the model, not even buffers that its code updates. Parameters that it updates
+    are known from a run under a `ParameterGuard`.
     """
     memo: dict[int, Any] = {}
     tensors = tensors_of(model).values()
     for p in tensors:
         if isinstance(p, nn.Parameter):
-            memo[id(p)] = nn.Parameter(p.clone(), p.requires_grad) if p.is_inference() else p
+            memo[id(p)] = nn.Parameter(p.detach().clone(), p.requires_grad) if p.is_inference() or is_written(p) else p
     buffers = [b for b in tensors if type(b) is torch.Tensor and b.layout is torch.strided]
     users = Counter(b.untyped_storage().data_ptr() for b in buffers)
     with torch.no_grad():
@@ -68,6 +70,18 @@ def _deep_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 def _has_copy_method(module_class: Any) -> bool:
     """Return whether a module class defines how it is copied."""
     return any(getattr(module_class, name, None) is not getattr(nn.Module, name, None) for name in COPY_METHODS)
+
+
+def trainable_copy(model: nn.Module) -> nn.Module:
+    """Return a deep copy of a model whose parameters can be trained.
+
+    The parameters of a scripted module are copied by torch as results of an operator, which no optimizer accepts.
+    """
+    copied = copy.deepcopy(model)
+    for new, old in zip(copied.parameters(), model.parameters(), strict=True):
+        if not new.is_leaf:
+            new.detach_().requires_grad_(old.requires_grad)
+    return copied
 
 
 def make_teacher(model: nn.Module, device: torch.device, channels_last: bool) -> nn.Module:

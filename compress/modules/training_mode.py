@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from .traversal import modules_of
+from .traversal import modules_of, scripted_modules
 
 
 @contextlib.contextmanager
@@ -16,7 +16,8 @@ def module_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
     Flags are set directly, because the `train()` of some libraries does more than set them.
     """
-    before = [(module, module.training) for module in modules_of(model).values()]
+    modules = [*modules_of(model).values(), *(m for s in scripted_modules(model).values() for m in s.modules())]
+    before = [(module, module.training) for module in modules]
     try:
         for module, flag in before:
             new_flag = training and any(child is not None for child in module._modules.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 
@@ -17,24 +18,38 @@ class TensorEntry(NamedTuple):
 
 
 def modules_of(model: nn.Module, aliases: bool = False) -> dict[str, nn.Module]:
-    """Return all modules by name, in the order of `named_modules()`.
+    """Return all modules by name, in the order of `named_modules()`, without scripted ones (`torch.jit`).
 
     A module that is registered twice has its first name only, or with `aliases` all of its names.
     """
+    return _walk(model, aliases)[0]
+
+
+def scripted_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the outermost scripted modules (`torch.jit`) by name; their code and tensors cannot be changed."""
+    return _walk(model, aliases=False)[1]
+
+
+def _walk(model: nn.Module, aliases: bool) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Return modules by name, and scripted modules by name."""
     modules: dict[str, nn.Module] = {}
+    scripted: dict[str, nn.Module] = {}
     seen: set[int] = set()
 
     def visit(module: nn.Module, path: str) -> None:
         if id(module) in seen and not aliases:
             return
         seen.add(id(module))
+        if isinstance(module, torch.jit.ScriptModule):
+            scripted[path] = module
+            return
         modules[path] = module
         for name, child in module._modules.items():
             if child is not None:
                 visit(child, f"{path}.{name}" if path else name)
 
     visit(model, "")
-    return modules
+    return modules, scripted
 
 
 def tensors_of(model: nn.Module, aliases: bool = False) -> dict[str, Tensor]:

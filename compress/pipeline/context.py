@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import nn
 
 from compress.distributed import broadcast_module_, broadcast_object
-from compress.modules import make_teacher
+from compress.modules import has_written_parameters, make_teacher, shared_copy, trainable_copy
 from compress.recipe import Recipe
 from compress.report import Report, run_origin
 from compress.storage import TrainingState
@@ -31,12 +29,14 @@ class RunContext:
         self.model, self.engine = model, engine
         self.teacher = make_teacher(model, engine.device, engine.config.channels_last)
         checked = check_inputs(self.teacher, recipe, engine, inputs)
+        if has_written_parameters(self.teacher):
+            self.teacher = shared_copy(self.teacher)  # has them for itself
         self.task, self.example_inputs = checked.task, checked.example_inputs
         self.recipe = recipe
         if not recipe.target.include and self.task.include:
             target = recipe.target.model_copy(update={"include": self.task.include})
             self.recipe = recipe.model_copy(update={"target": target})
-        self.compact = copy.deepcopy(model).to(engine.device)
+        self.compact = trainable_copy(model).to(engine.device)
         set_memory_format_(self.compact, engine)
         broadcast_module_(self.compact)
         engine.run_state.origin = broadcast_object(run_origin(model, recipe.seed))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import difflib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from compress.data import loader_problems, loaders, num_batches, peek_first_batch
 from compress.errors import BatchError, NotReady, format_error
 from compress.graph import Groups
-from compress.modules import as_call_inputs, module_mode
+from compress.modules import as_call_inputs, guarded_parameters, module_mode, shared_copy, trainable_copy
 from compress.recipe import Finetune, Recipe, Target
 from compress.surgery import Plan
 from compress.training import (
@@ -88,7 +89,10 @@ def check_inputs(model: nn.Module, recipe: Recipe, engine: Engine, inputs: UserI
     if problems:
         raise NotReady(problems[0] if len(problems) == 1 else f"{len(problems)} problems\n  " + "\n  ".join(problems))
     as_call_inputs(example_inputs)
-    return CheckedInputs(task, train, engine.move(example_inputs))
+    example_inputs = engine.move(example_inputs)
+    if first_batch is None:
+        _find_written_parameters(model, example_inputs)
+    return CheckedInputs(task, train, example_inputs)
 
 
 def check_groups(groups: Groups, target: Target) -> None:
@@ -168,7 +172,8 @@ def _try_evaluation(model: nn.Module, task: Task, batch: Any) -> list[str]:
     """Run model and loss on the first batch as in evaluation; return the problems."""
     with module_mode(model, training=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
-            outputs = task.forward(model, batch)
+            with guarded_parameters(model):
+                outputs = task.forward(model, batch)
             loss = task.loss(outputs, batch)
         except BatchError as error:
             return [str(error)]
@@ -183,16 +188,30 @@ def _try_evaluation(model: nn.Module, task: Task, batch: Any) -> list[str]:
     return []
 
 
+def _find_written_parameters(model: nn.Module, example_inputs: Any) -> None:
+    """Run the model once, to know the parameters that its code writes to; `find_groups` explains why it fails."""
+    args, kwargs = pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, as_call_inputs(example_inputs))
+    with (
+        suppress(Exception),
+        guarded_parameters(model),
+        module_mode(model, training=False),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        model(*args, **kwargs)
+
+
 def _try_training(model: nn.Module, recipe: Recipe, task: Task, first_batch: Any, engine: Engine) -> list[str]:
     """Make one training step on a copy of the model; its problems would otherwise appear after the search."""
     if recipe.search.length is None and recipe.finetune is None:
         return []
-    trial_model = copy.deepcopy(model)
+    trial_model = trainable_copy(model)
     trial_model.train()
     batch, stage = engine.move(first_batch), "training" if recipe.finetune is None else "finetune"
     try:
         if recipe.finetune is not None and not task.has_own_fine_tuning:
-            FineTuner(FineTuneJob(trial_model, model, Plan({}, {}), recipe.finetune, engine, 1), task).step(batch)
+            teacher = shared_copy(model)  # has the parameters for itself that its code writes to
+            FineTuner(FineTuneJob(trial_model, teacher, Plan({}, {}), recipe.finetune, engine, 1), task).step(batch)
         elif recipe.finetune is not None or getattr(recipe.search, "lr", None) is not None:
             task.loss(task.forward(trial_model, batch), batch).backward()  # type: ignore[no-untyped-call]
     except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compress.graph import Groups
-from compress.recipe import Recipe, Target
+from compress.recipe import Recipe
 from compress.surgery import Plan
 
 
@@ -19,21 +19,10 @@ class Round:
     dense_cost: int | None  # in the budget's unit; None in the first round
 
     @property
-    def is_last(self) -> bool:
-        """Whether this round ends at the recipe's budget."""
-        return self.index + 1 == self.recipe.steps
-
-    @property
     def remaining_fraction(self) -> float:
         """Fraction of the dense network that this round may leave."""
         fraction: float = self.recipe.budget.left ** ((self.index + 1) / self.recipe.steps)
         return fraction
-
-    @property
-    def target(self) -> Target:
-        """The recipe's target; widths are rounded only in the last round."""
-        target = self.recipe.target
-        return target if self.is_last else target.model_copy(update={"round_to": 1})
 
     def search_steps(self, total: int) -> int:
         """Return this round's share of all search steps."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+from compress.modules import module_mode
 
 from .base import Search
 
@@ -18,7 +21,8 @@ ALL_LEVELS, GROUP_LEVELS = np.linspace(0, 1, 21), np.linspace(0, 1, 11)  # level
 def record_scores(search: Search, stage: str, snapshots: list[dict[str, Any]]) -> Callable[[Any], dict[str, Tensor]]:
     """Return the step of a search that also appends quantiles of the scores to `snapshots`.
 
-    Snapshots are taken before the first step, about every fortieth of the search, and after the last step.
+    Snapshots are taken before the first step, about every fortieth of the search, and after the last step. The steps
+    of a search that does not train run in eval mode.
     """
     done, total = search.done, search.job.steps
     interval = max(1, total // SNAPSHOTS)
@@ -31,7 +35,8 @@ def record_scores(search: Search, stage: str, snapshots: list[dict[str, Any]]) -
         nonlocal done
         if done == 0:
             take_snapshot()
-        terms = search.step(batch)
+        with nullcontext() if search.trains else module_mode(search.job.model, training=False):
+            terms = search.step(batch)
         done += 1
         if done % interval == 0 or done == total:
             take_snapshot()

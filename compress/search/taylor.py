@@ -5,7 +5,8 @@ dimension:
 
     importance_u = sum over batches of (alpha_u dL/dalpha_u)^2,  alpha_u = 1
 
-Nothing is trained: weights and scores stay as they are, and the model is in eval mode.
+Nothing is trained: weights and scores stay as they are. Each step runs in eval mode, whatever the mode of the model:
+batch norms use their running statistics and do not update them, and dropout is off.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from compress.modules import module_mode
 from compress.recipe import RANKING_DESCRIPTION, Length, Ranking, SearchConfig
 from compress.surgery import attach_
 
@@ -55,7 +57,8 @@ class Taylor(Search):
         def terms(micro_batch: Any) -> dict[str, Tensor]:
             return {"loss": task.loss(task.forward(model, micro_batch), micro_batch)}
 
-        result = self.job.gradient_computer.gradients(terms, batch, list(self.gates.values()))
+        with module_mode(model, training=False):
+            result = self.job.gradient_computer.gradients(terms, batch, list(self.gates.values()))
         for total, gate, gradient in zip(self.sums, self.gates.values(), result.gradients, strict=True):
             total.add_((gate.detach() * gradient).square())
         return result.terms

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from compress.graph import Group, Groups
+from compress.graph import Group, Groups, Index
 from compress.modules import ForwardCheck, is_plain_layer
 
 
@@ -57,14 +57,16 @@ class Removal(NamedTuple):
 class ConstantLayer(nn.Module):
     """Return the bias of a linear layer or convolution, in the output shape of that layer."""
 
+    zeros: Tensor
+
     def __init__(self, layer: nn.Module, single_channel: bool = False) -> None:
         super().__init__()
-        linear = isinstance(layer, nn.Linear)
-        width: Any = layer.out_features if linear else layer.out_channels
-        self.channels = 1 if single_channel else int(width)
+        weight: Any = layer.weight
         self.bias: nn.Parameter | None = None if single_channel else layer.bias  # type: ignore[assignment]
+        if self.bias is None:  # a tensor, not its width as a number, so that later cuts find and slice it
+            self.register_buffer("zeros", weight.new_zeros(1 if single_channel else len(weight)), persistent=False)
         self.window: list[tuple[int, int, int]] = []  # of each spatial dimension: reach, stride, padding
-        if not linear:
+        if not isinstance(layer, nn.Linear):
             conv: Any = layer
             rank = len(conv.kernel_size)
             padding = (0,) * rank if conv.padding == "valid" else conv.padding
@@ -73,7 +75,7 @@ class ConstantLayer(nn.Module):
             self.window = list(zip(reach, conv.stride, total_padding, strict=True))
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = x.new_zeros(self.channels) if self.bias is None else self.bias.to(x.dtype)
+        bias = (self.zeros if self.bias is None else self.bias).to(x.dtype)
         if not self.window:
             return bias.expand(*x.shape[:-1], len(bias)).contiguous()
         rank = len(self.window)
@@ -184,8 +186,27 @@ def parameters_removed_with_branch(model: nn.Module, groups: Groups, name: str) 
     )
 
 
-def remove_modules_(model: nn.Module, removed: Mapping[str, str]) -> None:
-    """Replace the modules of removed branches, in place."""
+def constant_layers(removed: Mapping[str, str]) -> list[str]:
+    """Return the paths of the layers that become a `ConstantLayer` of the same width if these modules are removed."""
+    paths = []
+    for path, text in removed.items():
+        removal = Removal.parse(text)
+        if removal.is_attention:
+            paths.append(f"{path}.{removal.output_layer}")
+        elif removal.kind is RemovalKind.CONSTANT:
+            paths.append(path)
+    return paths
+
+
+def remove_modules_(model: nn.Module, removed: Mapping[str, str], slices: Mapping[str, Mapping[int, Index]]) -> None:
+    """Replace the modules of removed branches, in place.
+
+    Args:
+        model: the model.
+        removed: the removal of each module.
+        slices: the kept positions of every tensor that is cut, by dimension; the streams that the branches end in may
+            be cut as well.
+    """
     for path, text in removed.items():
         removal = Removal.parse(text)
         module = model.get_submodule(path)
@@ -198,3 +219,7 @@ def remove_modules_(model: nn.Module, removed: Mapping[str, str]) -> None:
         else:
             new = ConstantLayer(module, single_channel=removal.kind is RemovalKind.SINGLE_CHANNEL)
         model.set_submodule(path, new.train(module.training))
+    for path in constant_layers(removed):
+        layer, kept_rows = model.get_submodule(path), slices.get(f"{path}.weight", {}).get(0)
+        if isinstance(layer, ConstantLayer) and layer.bias is None and kept_rows is not None:
+            layer.zeros = layer.zeros.new_zeros(len(kept_rows))

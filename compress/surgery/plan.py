@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from compress.graph import Groups, Index
 from compress.modules import compact_form_of, dense_class_name, enclosing_modules, tensors_of
 from compress.storage import read_json, write_atomic
 
+from .branches import constant_layers
 from .kernels import KernelSpans, smaller_kernel_attributes
 from .plan_data import PlanData, Rescaling
 from .plan_validation import check_plan, validate_plan_dict
@@ -147,6 +149,7 @@ class Plan(PlanData):
         Raises:
             PlanError: `second` was made for another model.
         """
+        second = second._for_dense_layers(constant_layers(self.removed_modules))
         result = Plan(dict(self.keep), dict(self.widths))
         for name, kept in second.keep.items():
             first_kept = self.keep.get(name)
@@ -191,6 +194,18 @@ class Plan(PlanData):
                 for table in (result.slices, result.shapes, result.gated_dims):
                     table.pop(bias, None)
         return result
+
+    def _for_dense_layers(self, paths: Iterable[str]) -> Plan:
+        """Return the plan with cuts of the zeros that replaced these layers as cuts of the layers' rows."""
+        names = {f"{path}.zeros": f"{path}.weight" for path in paths}
+        if not any(name in self.slices for name in names):
+            return self
+        return replace(
+            self,
+            slices={names.get(name, name): dims for name, dims in self.slices.items()},
+            gated_dims={names.get(name, name): dims for name, dims in self.gated_dims.items()},
+            shapes={name: shape for name, shape in self.shapes.items() if name not in names},
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, atomically."""

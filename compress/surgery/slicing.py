@@ -44,7 +44,7 @@ def slice_(
         raise PlanError("the model has gates: call compress.surgery.fold_(model) before slicing")
     for path in plan.compact_forms:
         use_compact_form_(model.get_submodule(path))
-    remove_modules_(model, plan.removed_modules)
+    remove_modules_(model, plan.removed_modules, plan.slices)
     modules = modules_of(model)
     remaining_tensors = tensors_of(model) if plan.removed_modules or optimizer is not None else tensors
     remaining = {id(tensor) for tensor in remaining_tensors.values()}

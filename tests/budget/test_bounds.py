@@ -183,3 +183,17 @@ def test_limit_goes_before_the_budget() -> None:
     least = int(groups.cost.params(WidthBounds.of(groups, Target()).least))
     with pytest.raises(BudgetError, match=rf"budget\.params: {least - 1} cannot be reached; .* that can is {least} \("):
         choose_widths(groups, importance, Budget(params=0.5), Target(), limit=least - 1)
+
+
+def test_group_that_is_cut_already_gets_a_multiple_unless_too_little_is_left() -> None:
+    name = next(iter(BUDGET_CASES))
+    groups = groups_of(name)
+    widths = groups.cost.widths
+    for round_to in (2, 3, 4):
+        target = Target(round_to=round_to, min_keep=1)
+        dense = {n: int(w) + 1 for n, w in zip(groups.cost.names, widths, strict=True)}
+        bounds = WidthBounds.of(groups, target, dense)
+        expected = [max((w for w in range(1, n + 1) if w % round_to == 0), default=n) for n in widths.tolist()]
+        assert bounds.most.tolist() == expected
+        assert WidthBounds.of(groups, target).most.tolist() == widths.tolist(), "a dense group may stay whole"
+        assert (bounds.least <= bounds.most).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 import compress
 from cases import CASES, Case, Net, build, example
 from cases.networks_plain import cbr, head
+from compress.budget.timing import compare_latency
 from helpers.snapshots import same_snapshot, snapshot
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=str)
@@ -104,3 +106,80 @@ def test_weights_stay_single_where_the_proof_takes_a_second_look_in_double() -> 
     groups = compress.find_groups(model, torch.randn(1, 3, 8, 8))
     assert any("zeroed and sliced outputs differ" in r.reason for r in groups.refused)
     assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def clip_weights(m: Any, x: Tensor) -> Tensor:
+    """Clip weights in the forward pass, as critics of GANs do, and look up rows that are rescaled as they are read."""
+    m.conv.weight.data.clamp_(-0.01, 0.01)
+    m.linear.weight.data = m.linear.weight.data * 0.5
+    y = m.norm(m.conv(x)).relu() + m.table(torch.zeros(len(x), dtype=torch.long))[:, :, None, None]
+    return m.linear(m.last(y).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def branch_on_values(m: Any, x: Tensor) -> Tensor:
+    """The same in a model whose children are traced one by one."""
+    return m.inner(x) if x.mean() < 100 else m.inner(-x)  # type: ignore[no-any-return]
+
+
+def writing_network(nested: bool) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = Net(
+        clip_weights,
+        conv=nn.Conv2d(3, 12, 3),
+        norm=nn.BatchNorm2d(12),
+        table=nn.Embedding(2, 12, max_norm=0.5),
+        last=cbr(12, 16),
+        linear=nn.Linear(16, 5),
+    )
+    return Net(branch_on_values, inner=model) if nested else model
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_parameters_that_the_model_itself_changes_are_not_changed(training: bool, nested: bool) -> None:
+    model = writing_network(nested).train(training)
+    before = snapshot(model)
+    memory = [p.data_ptr() for p in model.parameters()]
+    x, y = torch.randn(4, 3, 12, 12), torch.arange(4)
+    search = {"method": "taylor", "epochs": "2 steps"}
+    timing = {"repeats": 3}
+
+    def check(what: str) -> None:
+        assert same_snapshot(before, snapshot(model)), what
+        assert [p.data_ptr() for p in model.parameters()] == memory, what
+
+    assert len(compress.find_groups(model, x)) or nested
+    check("find_groups")
+    compress.preview(model, RECIPE, example_inputs=x)
+    check("preview")
+    data_free = {"budget": {"dims": "80%"}, "target": {"one_path": nested}, "timing": timing}
+    compress.prune(model, data_free, example_inputs=x, quiet=True)
+    check("prune without data")
+    recipe = data_free | {"search": search, "finetune": {"epochs": "2 steps", "distill": {}}}
+    compress.prune(model, recipe, train=[(x, y)] * 2, val=[(x, y)], quiet=True)
+    check("prune with data")
+    session = compress.search_session(model, data_free | {"search": search}, steps=1, example_inputs=x)
+    session.step((x, y))
+    session.finish()
+    check("session")
+
+
+def test_first_run_of_a_model_that_changes_its_parameters_is_undone() -> None:
+    """Each call on a model that nothing is known about yet."""
+    x, y = torch.randn(4, 3, 12, 12), torch.arange(4)
+    recipe = {"budget": {"dims": "80%"}, "timing": {"repeats": 3}}
+    latency = {"budget": {"latency": "99%"}, "timing": {"repeats": 3}}
+    calls: dict[str, Callable[[nn.Module], object]] = {
+        "without data": lambda m: compress.prune(m, recipe, example_inputs=x, quiet=True),
+        "with validation data": lambda m: compress.prune(m, recipe, example_inputs=x, val=[(x, y)], quiet=True),
+        "with training data": lambda m: compress.prune(
+            m, recipe | {"finetune": {"epochs": "1 steps", "distill": {}}}, train=[(x, y)], quiet=True
+        ),
+        "preview of a latency": lambda m: compress.preview(m, latency, example_inputs=x),
+        "timing": lambda m: compare_latency([m], x, 3),
+    }
+    for name, call in calls.items():
+        model = writing_network(nested=False)
+        before = snapshot(model)
+        call(model)
+        assert same_snapshot(before, snapshot(model)), name

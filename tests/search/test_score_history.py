@@ -9,7 +9,10 @@ import pytest
 import torch
 
 import compress
-from compress.search.score_history import LARGEST_GROUPS, SNAPSHOTS, score_quantiles
+from cases import CASES, build, groups_of
+from compress.search.base import Job, Search
+from compress.search.score_history import LARGEST_GROUPS, SNAPSHOTS, record_scores, score_quantiles
+from compress.training import Classification
 from helpers.digits import dense, loaders
 
 RECIPE = {"budget": {"macs": "50%"}, "timing": {"repeats": 3}}
@@ -40,3 +43,24 @@ def test_scores_start_at_one_and_what_is_cut_ends_at_zero() -> None:
 def test_search_without_scores_has_none_to_show() -> None:
     recipe = RECIPE | {"search": {"method": "taylor", "epochs": "2 steps"}}
     assert compress.prune(dense(), recipe, train=loaders()[0], quiet=True).report.scores == []
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_steps_run_in_eval_mode_unless_the_search_trains(trains: bool) -> None:
+    modes_seen = []
+
+    class Watching(Search):
+        def step(self, batch: object) -> dict[str, torch.Tensor]:
+            modes_seen.append({module.training for module in self.job.model.modules()})
+            return {}
+
+        def importance(self) -> dict[str, torch.Tensor]:
+            return {}
+
+    Watching.trains = trains
+    name = next(iter(CASES))
+    model = build(CASES[name]).train()
+    step = record_scores(Watching(None, Job(model, groups_of(name), Classification(), 1)), "search", [])
+    step(None)
+    assert modes_seen == [{trains}]
+    assert all(module.training for module in model.modules()), "the modes are restored"

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import compress
-from cases import distance, run, same_bits
+from cases import distance, randomise_, run, same_bits
 from cases.families import FAMILIES
 from compress import Plan
+from compress.graph import Groups
 from compress.recipe import Target
 from compress.surgery.branches import ConstantLayer, OutputLayerOnly
 from compress.surgery.slicing import slice_
@@ -218,6 +219,72 @@ def test_two_cuts_are_one_plan_and_optimizer_state_is_sliced() -> None:
     second = Plan.build(half, again, {"branches.0.0": []})
     expected = run(second.apply_(copy.deepcopy(half)), x)
     assert distance(run(first.then(second).apply_(before), x), expected) < 1e-12
+
+
+class Block(nn.Module):
+    """A residual block of two convolutions, the second with or without a bias."""
+
+    def __init__(self, width_in: int, width: int, bias: bool) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(width_in, 6, 3, padding=1, bias=False)
+        self.norm1 = nn.BatchNorm2d(6)
+        self.conv2 = nn.Conv2d(6, width, 3, padding=1, bias=bias)
+        self.norm2 = nn.BatchNorm2d(width)
+        self.shortcut = nn.Identity() if width_in == width else nn.Conv2d(width_in, width, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.norm2(self.conv2(self.norm1(self.conv1(x)).relu()))
+        return (self.shortcut(x) + branch).relu()  # type: ignore[no-any-return]
+
+
+def residual_network(bias: bool) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    blocks = [Block(*widths, bias) for widths in [(9, 9), (9, 9), (9, 12), (12, 12)]]
+    stem, head = nn.Conv2d(3, 9, 3), [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(12, 4)]
+    return randomise_(nn.Sequential(stem, *blocks, *head).double()).eval(), torch.randn(3, 3, 8, 8).double()
+
+
+def random_cut(groups: Groups, random: np.random.Generator) -> dict[str, np.ndarray]:
+    """Random widths for all groups; about half of the branches are removed."""
+    keep = {g.name: np.sort(random.permutation(g.width)[: random.integers(1, g.width + 1)]) for g in groups}
+    return keep | {name: np.zeros(0, dtype=int) for name in groups.branches if random.random() < 0.5}
+
+
+STREAMS = Target(residual=True, branches=True)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_branches_are_removed_from_streams_that_are_cut(bias: bool) -> None:
+    model, x = residual_network(bias)
+    groups = compress.find_groups(model, x, STREAMS)
+    assert set(groups.branches) == {"1.conv1", "2.conv1", "4.conv1"}
+    assert {g.kind for g in groups} == {"channels", "residual"}
+    random = np.random.default_rng(0)
+    for _ in range(10):
+        plan = Plan.build(model, groups, random_cut(groups, random))
+        zeroed, sliced = plan.zero_(copy.deepcopy(model)), plan.apply_(copy.deepcopy(model))
+        assert distance(run(sliced, x), run(zeroed, x)) < 1e-10
+        again = Plan.from_dict(plan.to_dict()).apply_(copy.deepcopy(model))
+        assert same_bits(run(again, x), run(sliced, x))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_streams_can_be_cut_further_after_branches_are_removed(bias: bool) -> None:
+    model, x = residual_network(bias)
+    groups = compress.find_groups(model, x, STREAMS)
+    streams = [g.name for g in groups if g.kind == "residual"]
+    random = np.random.default_rng(0)
+    for width in (6, 9):  # of the stream that is cut first; 9 leaves it whole
+        keep = {streams[0]: random.permutation(9)[:width], "1.conv1": [], "4.conv1": [], "2.conv1": [0, 3]}
+        first = Plan.build(model, groups, keep)
+        once = first.apply_(copy.deepcopy(model))
+        groups_left = compress.find_groups(once, x, STREAMS)
+        assert [g.name for g in groups_left if g.kind == "residual"] == streams
+        second = Plan.build(once, groups_left, random_cut(groups_left, random))
+        zeroed, twice = second.zero_(copy.deepcopy(once)), second.apply_(copy.deepcopy(once))
+        assert distance(run(twice, x), run(zeroed, x)) < 1e-10
+        both = Plan.from_dict(first.then(second).to_dict())
+        assert distance(run(both.apply_(copy.deepcopy(model)), x), run(twice, x)) < 1e-12
 
 
 def test_output_layer_only_accepts_its_input_by_name() -> None:
