@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from compress.modules import attend, join_heads, split_heads
 from compress.recipe import Target
 
+from .attention_networks import ConvAttention, HeadWidthAttention, Residual, on_images, on_tokens
+
 SWIN = torchvision.models.swin_transformer
 BOTH = Target(channels=False, attention=True, mlp=True)
 
@@ -65,8 +67,14 @@ def _hugging(name: str, **settings: Any) -> tuple[nn.Module, Tensor]:
     library = pytest.importorskip("transformers")
     shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 8}
     swin = {"patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
-    config = getattr(library, f"{name}Config")(image_size=32, **(swin if name == "Swin" else shape), **settings)
+    settings |= {"image_size": 32, **(swin if name == "Swin" else shape)}
+    config = getattr(library, f"{name}Config")(**settings)
     return Logits(getattr(library, f"{name}ForImageClassification")(config)), torch.randn(2, 3, 32, 32)
+
+
+def _ultralytics(name: str, **settings: Any) -> tuple[nn.Module, Tensor]:
+    make = getattr(pytest.importorskip("ultralytics.nn.modules.block"), name)
+    return on_images(*(make(24, num_heads=3, **settings) for _ in range(2)))
 
 
 FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # and how many groups of attention
@@ -140,9 +148,18 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
     "transformers vit, eager": (lambda: _hugging("ViT", intermediate_size=96, attn_implementation="eager"), 2),
     "transformers deit": (lambda: _hugging("DeiT", intermediate_size=96), 2),
     "transformers dinov2": (lambda: _hugging("Dinov2"), 2),
+    "transformers dinov2, eager": (lambda: _hugging("Dinov2", attn_implementation="eager"), 2),
+    "transformers dinov2 with registers": (lambda: _hugging("Dinov2WithRegisters"), 2),
     "transformers swin": (lambda: _hugging("Swin"), 4),
+    "transformers swin, eager": (lambda: _hugging("Swin", attn_implementation="eager"), 4),
+    "ultralytics attention": (lambda: _ultralytics("PSABlock"), 4),
+    "ultralytics area attention": (lambda: _ultralytics("ABlock", area=4), 4),
     "own": (lambda: (Own(), torch.randn(2, 7, 24)), 2),
+    "own, on images": (lambda: on_images(*(Residual(ConvAttention()) for _ in range(2))), 4),
+    "own, by head width": (lambda: on_tokens(*(Residual(HeadWidthAttention()) for _ in range(2))), 2),
 }
+WITHOUT_MLP = ("timm efficientvit", "own", "own, on images", "own, by head width")
+WITHOUT_MLP += ("ultralytics attention", "ultralytics area attention")
 
 
 def family(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:
