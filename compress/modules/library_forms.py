@@ -12,7 +12,7 @@ def _load_torchvision_forms() -> None:
 
 
 def _load_timm_forms() -> None:
-    from . import timm_attention, timm_norms  # noqa: F401
+    from . import timm_attention, timm_hybrid_attention, timm_norms  # noqa: F401
 
 
 def _load_transformers_forms() -> None:

@@ -67,6 +67,20 @@ class CompactHeadWidthAttention(HeadWidthAttention):
         return self.out(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
+class CrossAttention(nn.Module):
+    """torch's attention to keys and values that have widths of their own, and a norm."""
+
+    def __init__(self, width: int = 24, heads: int = 3, bias: bool = True) -> None:
+        super().__init__()
+        self.key, self.value = nn.Linear(width, 20), nn.Linear(width, 28)
+        self.attention = nn.MultiheadAttention(width, heads, kdim=20, vdim=28, bias=bias, batch_first=True)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.attention(x, self.key(x), self.value(x), need_weights=False)[0]
+        return self.norm(x + out)  # type: ignore[no-any-return]
+
+
 class Residual(nn.Module):
     """A module whose output is added to its input."""
 

@@ -49,7 +49,10 @@ def test_zeroed_scored_folded_and_sliced_networks_are_one_function(name: str, tm
     assert same_bits(run(fold_(scored), x), at_zero)
 
 
-@pytest.mark.parametrize("name", [n for n in FAMILIES if n != "timm cait"])  # torch's counter stumbles over its hooks
+UNCOUNTED = ("timm cait", "timm vit, attention pool")  # torch's counter stumbles over its hooks
+
+
+@pytest.mark.parametrize("name", [n for n in FAMILIES if n not in UNCOUNTED])
 def test_multiply_adds_are_those_that_torch_counts(name: str) -> None:
     model, x = family(name)
     groups = compress.find_groups(model, x, BOTH)

@@ -26,7 +26,11 @@ WAYS: dict[str, dict[str, Any]] = {
 NAMES = ["ultralytics attention", "ultralytics area attention", "own, on images", "own, by head width"]
 NAMES += ["transformers vit", "transformers vit, eager", "transformers deit", "transformers dinov2"]
 NAMES += ["transformers dinov2, eager", "transformers dinov2 with registers", "transformers swin"]
-NAMES += ["transformers swin, eager"]
+NAMES += ["transformers swin, eager", "timm cait", "timm levit", "timm levit, convolutions", "timm efficientvit"]
+NAMES += ["timm vit", "timm vit, attention pool", "timm vit, relative positions"]
+NAMES += ["timm vit, table of relative positions", "timm vit, shared relative positions", "timm crossvit", "timm nest"]
+NAMES += ["timm twins", "torch encoder", "torch attention, widths of its own"]
+NAMES += ["torch attention, widths of its own, no bias"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -35,8 +39,8 @@ def test_random_unequal_widths_are_exact(name: str, way: str, tmp_path: Path) ->
     model, x = family(name)
     groups = compress.find_groups(model, x, Target(**WAYS[way]))
     kind = "heads" if "heads" in way else "attention"
-    assert any(g.kind == kind for g in groups), groups.refused
-    assert not [r for r in groups.refused if r.kind == kind and "target." not in r.reason]
+    assert sum(g.kind == kind for g in groups) >= (1 if kind == "heads" else FAMILIES[name][1]), groups.refused
+    assert not [r for r in groups.refused if "does not run" in r.reason or "differ" in r.reason]
     parts = {g.attention_part for g in groups if g.kind == "attention"}
     assert parts == {"qk", "v"} or way not in ("qk and v", "all apart", "everything")
     check_random_plans(model, x, groups, PLANS, tmp_path)
