@@ -67,6 +67,22 @@ class CompactHeadWidthAttention(HeadWidthAttention):
         return self.out(out.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
+class BlockAttention(nn.Module):
+    """Attention within blocks of tokens, on five dimensions, for which torch has no fused kernel."""
+
+    def __init__(self, width: int = 24, heads: int = 3) -> None:
+        super().__init__()
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        blocks = torch.stack([x[:, :4], x[:, 3:]], 1)
+        layers = (self.q, self.k, self.v)
+        q, k, v = (layer(blocks).unflatten(-1, (self.heads, -1)).transpose(2, 3) for layer in layers)
+        out = nn.functional.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(3)
+        return self.out(out).mean(1).repeat(1, 2, 1)[:, :7]  # type: ignore[no-any-return]
+
+
 class CrossAttention(nn.Module):
     """torch's attention to keys and values that have widths of their own, and a norm."""
 

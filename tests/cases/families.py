@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from compress.modules import attend, join_heads, split_heads
 from compress.recipe import Target
 
-from .attention_networks import ConvAttention, CrossAttention, HeadWidthAttention, Residual, on_images, on_tokens
+from .attention_networks import (
+    BlockAttention,
+    ConvAttention,
+    CrossAttention,
+    HeadWidthAttention,
+    Residual,
+    on_images,
+    on_tokens,
+)
 
 SWIN = torchvision.models.swin_transformer
 BOTH = Target(channels=False, attention=True, mlp=True)
@@ -192,9 +200,17 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
     "ultralytics area attention": (lambda: _ultralytics("ABlock", area=4), 4),
     "own": (lambda: (Own(), torch.randn(2, 7, 24)), 2),
     "own, on images": (lambda: on_images(*(Residual(ConvAttention()) for _ in range(2))), 4),
+    "own, in blocks": (lambda: on_tokens(Residual(BlockAttention())), 1),
     "own, by head width": (lambda: on_tokens(*(Residual(HeadWidthAttention()) for _ in range(2))), 2),
 }
-WITHOUT_MLP = ("timm efficientvit", "timm levit, convolutions", "own", "own, on images", "own, by head width")
+WITHOUT_MLP = (
+    "timm efficientvit",
+    "timm levit, convolutions",
+    "own",
+    "own, on images",
+    "own, by head width",
+    "own, in blocks",
+)
 WITHOUT_MLP += ("torch attention, widths of its own", "torch attention, widths of its own, no bias")
 WITHOUT_MLP += ("ultralytics attention", "ultralytics area attention")
 
