@@ -199,9 +199,8 @@ def _kinds(atoms: Atoms, flags: ClassFlags, in_product: Flags, tokens: Flags) ->
     kinds = np.where(tokens, GroupKind.MLP, GroupKind.CHANNELS)
     kinds = np.where(flags.added, GroupKind.RESIDUAL, kinds)
     kinds = np.where(flags.normed & (kinds == GroupKind.RESIDUAL), GroupKind.EMBEDDING, kinds)
-    attention = (
-        np.where(flags.contracted, GroupKind.ATTENTION, GroupKind.HEADS) if atoms.whole_heads else GroupKind.ATTENTION
-    )
+    features = flags.contracted | flags.attention_value  # of one head, where the code has no dimension of heads
+    attention = np.where(features, GroupKind.ATTENTION, GroupKind.HEADS) if atoms.whole_heads else GroupKind.ATTENTION
     return np.where(in_product, attention, kinds)
 
 

@@ -117,6 +117,7 @@ class Atoms:
     pair_modules: set[str] = field(default_factory=set)  # modules that return a tuple of two
     current_module: str | None = None  # the module whose operator is traced, for reasons and hints
     _edges: list[tuple[AtomIds, AtomIds]] = field(default_factory=list)
+    _qkv_edges: list[tuple[AtomIds, AtomIds]] = field(default_factory=list)  # of queries and keys with values
     _marks: dict[Mark, list[AtomIds]] = field(default_factory=dict)
     _frozen: list[tuple[AtomIds, str]] = field(default_factory=list)
 
@@ -129,6 +130,13 @@ class Atoms:
         """Keep or drop positions `a` and `b` together, pair by pair."""
         if a is not b:
             self._edges.append((a, b))
+
+    def join_values(self, qk_ids: AtomIds, value_ids: AtomIds) -> None:
+        """Keep or drop values with queries and keys, unless values are changed before a layer reads them.
+
+        Queries and keys are gated where they are written, and there a gate on values that are changed is not exact.
+        """
+        self._qkv_edges.append((qk_ids, value_ids))
 
     def freeze(self, atom_ids: AtomIds | None, reason: str) -> None:
         """Exclude these positions from cutting; `reason` completes "this dimension ..."."""
@@ -164,21 +172,10 @@ class Atoms:
         vars(self).update(snapshot)
 
     def class_roots(self) -> AtomIds:
-        """Return the smallest atom of each atom's class, by hooking and pointer jumping on whole arrays."""
-        root = np.arange(self.count, dtype=np.int64)
-        if not self._edges:
-            return root
-        a = np.concatenate([edge[0].ravel() for edge in self._edges])
-        b = np.concatenate([edge[1].ravel() for edge in self._edges])
-        while True:
-            root_a, root_b = root[a], root[b]
-            differ = root_a != root_b
-            if not differ.any():
-                return root
-            a, b, root_a, root_b = a[differ], b[differ], root_a[differ], root_b[differ]
-            np.minimum.at(root, np.maximum(root_a, root_b), np.minimum(root_a, root_b))
-            while not np.array_equal(root, jumped := root[root]):
-                root = jumped
+        """Return the smallest atom of each atom's class."""
+        root = _join_roots(np.arange(self.count, dtype=np.int64), self._edges)
+        changed = self.marked_classes(Mark.CHANGED_BEFORE_READ, root)
+        return _join_roots(root, [(qk, v) for qk, v in self._qkv_edges if not changed[root[v]].any()])
 
     def marked_classes(self, mark: Mark, roots: AtomIds) -> NDArray[np.bool_]:
         """Return a flag per class (by root): whether one of its atoms has this mark."""
@@ -204,3 +201,20 @@ class Atoms:
         for i in range(len(self._frozen) - 1, -1, -1):
             first_reason[roots[self._frozen[i][0]]] = i
         return first_reason, [reason for _, reason in self._frozen]
+
+
+def _join_roots(root: AtomIds, edges: list[tuple[AtomIds, AtomIds]]) -> AtomIds:
+    """Return the roots after joining both sides of all edges, by hooking and pointer jumping on whole arrays."""
+    if not edges:
+        return root
+    root = root.copy()
+    a, b = (np.concatenate([edge[side].ravel() for edge in edges]) for side in (0, 1))
+    while True:
+        root_a, root_b = root[a], root[b]
+        differ = root_a != root_b
+        if not differ.any():
+            return root
+        a, b, root_a, root_b = a[differ], b[differ], root_a[differ], root_b[differ]
+        np.minimum.at(root, np.maximum(root_a, root_b), np.minimum(root_a, root_b))
+        while not np.array_equal(root, jumped := root[root]):
+            root = jumped

@@ -42,7 +42,7 @@ def split_by_head_(groups: Groups, whole_heads: Groups, shapes: Mapping[str, tup
     if not_split:
         groups.notes.append(
             f"{len(not_split)} groups of attention share their scores between heads, {not_split[0]} among "
-            "them: it has one head only, or its heads share tensors"
+            "them: it has one head only, or its heads share positions or alternate with each other"
         )
     groups.offered = offered
     groups.cost = groups.cost.with_num_heads({g.name: g.num_heads for g in offered})
@@ -58,7 +58,11 @@ def _head_table(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> HeadTabl
 
 
 def _split_slot(slot: Slot, num_heads: int, table: HeadTable) -> Slot | None:
-    """Return the slot with a row for every dimension of every head, head by head; None if heads share positions."""
+    """Return the slot with a row for every dimension of every head, head by head; None if it cannot be split.
+
+    It cannot if heads share positions, or if the positions of a head are no run: what is kept of several heads would
+    then be in another order than the code expects.
+    """
     if (slot.tensor, slot.dim) not in table:
         return None
     head = table[slot.tensor, slot.dim][slot.index]  # (width, positions)
@@ -67,4 +71,6 @@ def _split_slot(slot: Slot, num_heads: int, table: HeadTable) -> Slot | None:
     if head.shape[1] % num_heads or not (np.take_along_axis(head, order, 1) == evenly_split).all():
         return None
     by_head = np.take_along_axis(slot.index, order, 1).reshape(len(slot.index), num_heads, -1)
+    if not (np.diff(by_head, axis=0) == 1).all():
+        return None
     return replace(slot, index=np.ascontiguousarray(by_head.transpose(1, 0, 2)).reshape(-1, by_head.shape[2]))

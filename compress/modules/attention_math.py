@@ -1,5 +1,7 @@
 """Building blocks of attention at any width, for compact forms."""
 
+# mypy: disable-error-code="no-untyped-call"
+
 from __future__ import annotations
 
 import torch
@@ -43,3 +45,46 @@ def zero_key_bias(bias: Tensor, value_width: int) -> Tensor:
     """Return a fused bias of queries, keys and values with the part of the keys set to zero."""
     q, k, v = split_qkv(bias, value_width)
     return torch.cat([q, torch.zeros_like(k), v])
+
+
+class WindowPartition:
+    """Partition of a padded and shifted feature map into windows, and its inverse."""
+
+    def __init__(self, x: Tensor, window: list[int], shift: list[int]) -> None:
+        self.size, self.window = x.shape[1:3], window
+        self.padded = [-(-size // w) * w for size, w in zip(self.size, window, strict=True)]
+        self.shift = [0 if w >= p else s for s, w, p in zip(shift, window, self.padded, strict=True)]
+
+    def split(self, x: Tensor) -> Tensor:
+        """Reshape (batch, height, width, channels) to (batch * windows, tokens, channels)."""
+        (height, width), (rows, columns) = self.padded, self.window
+        x = F.pad(x, (0, 0, 0, width - self.size[1], 0, height - self.size[0]))
+        if any(self.shift):
+            x = x.roll((-self.shift[0], -self.shift[1]), (1, 2))
+        x = x.unflatten(1, (height // rows, rows)).unflatten(3, (width // columns, columns))
+        return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+
+    def join(self, x: Tensor) -> Tensor:
+        """Reshape (batch * windows, tokens, channels) to (batch, height, width, channels)."""
+        (height, width), (rows, columns) = self.padded, self.window
+        x = x.unflatten(0, (-1, height // rows, width // columns)).unflatten(3, (rows, columns))
+        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        if any(self.shift):
+            x = x.roll((self.shift[0], self.shift[1]), (1, 2))
+        return x[:, : self.size[0], : self.size[1]].contiguous()
+
+    def mask(self, like: Tensor) -> Tensor | None:
+        """Return -100 between tokens that only the shift made neighbors, shape (windows, 1, tokens, tokens)."""
+        if not any(self.shift):
+            return None
+        sides = []
+        for padded, window, shift in zip(self.padded, self.window, self.shift, strict=True):
+            position = torch.arange(padded, device=like.device)
+            if shift:
+                sides.append((position >= padded - window).to(torch.long) + (position >= padded - shift))
+            else:
+                sides.append(torch.zeros_like(position))
+        region = (3 * sides[0][:, None] + sides[1])[None, :, :, None]
+        region_of_token = WindowPartition(region, self.window, [0, 0]).split(region)[..., 0]
+        separate = region_of_token[:, None, :] != region_of_token[:, :, None]
+        return torch.zeros(separate.shape, dtype=like.dtype, device=like.device).masked_fill(separate, -100.0)[:, None]

@@ -18,12 +18,11 @@ def _store_scale_(module: Any) -> None:
     module.scale = (module.embed_dim // module.num_heads) ** -0.5
 
 
-def _has_fused_projection(module: Any) -> bool:
-    no_extra_keys = module.bias_k is None and module.bias_v is None and not module.add_zero_attn
-    return no_extra_keys and bool(module._qkv_same_embed_dim)
+def _has_no_extra_keys(module: Any) -> bool:
+    return module.bias_k is None and module.bias_v is None and not module.add_zero_attn
 
 
-@register_compact_form(fits=_has_fused_projection, prepare_=_store_scale_)
+@register_compact_form(fits=_has_no_extra_keys, prepare_=_store_scale_)
 class MultiheadAttention(nn.MultiheadAttention):
     """torch's attention, without the fused fast path of transformer layers, which assumes one width."""
 
@@ -48,7 +47,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         elif not batch_first:
             inputs = [t.transpose(0, 1) for t in inputs]
         value_width = self.out_proj.in_features
-        weights_qkv = split_qkv(self.in_proj_weight, value_width, 0)
+        weights_qkv: tuple[Tensor, ...] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        if self.in_proj_weight is not None:
+            weights_qkv = split_qkv(self.in_proj_weight, value_width, 0)
         biases_qkv = split_qkv(self.in_proj_bias, value_width) if self.in_proj_bias is not None else (None, None, None)
         q, k, v = (
             split_heads(F.linear(*projection), self.num_heads)

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models import maxvit, swin_transformer
 
 from .attention_math import (
+    WindowPartition,
     attend,
     attend_with_scores,
     cosine_scores,
@@ -21,49 +21,6 @@ from .attention_math import (
     zero_key_bias,
 )
 from .compact_forms import register_compact_form
-
-
-class _WindowPartition:
-    """Partition of a padded and shifted feature map into windows, and its inverse."""
-
-    def __init__(self, x: Tensor, window: list[int], shift: list[int]) -> None:
-        self.size, self.window = x.shape[1:3], window
-        self.padded = [-(-size // w) * w for size, w in zip(self.size, window, strict=True)]
-        self.shift = [0 if w >= p else s for s, w, p in zip(shift, window, self.padded, strict=True)]
-
-    def split(self, x: Tensor) -> Tensor:
-        """Reshape (batch, height, width, channels) to (batch * windows, tokens, channels)."""
-        (height, width), (rows, columns) = self.padded, self.window
-        x = F.pad(x, (0, 0, 0, width - self.size[1], 0, height - self.size[0]))
-        if any(self.shift):
-            x = x.roll((-self.shift[0], -self.shift[1]), (1, 2))
-        x = x.unflatten(1, (height // rows, rows)).unflatten(3, (width // columns, columns))
-        return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
-
-    def join(self, x: Tensor) -> Tensor:
-        """Reshape (batch * windows, tokens, channels) to (batch, height, width, channels)."""
-        (height, width), (rows, columns) = self.padded, self.window
-        x = x.unflatten(0, (-1, height // rows, width // columns)).unflatten(3, (rows, columns))
-        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
-        if any(self.shift):
-            x = x.roll((self.shift[0], self.shift[1]), (1, 2))
-        return x[:, : self.size[0], : self.size[1]].contiguous()
-
-    def mask(self, like: Tensor) -> Tensor | None:
-        """Return -100 between tokens that only the shift made neighbors, shape (windows, 1, tokens, tokens)."""
-        if not any(self.shift):
-            return None
-        sides = []
-        for padded, window, shift in zip(self.padded, self.window, self.shift, strict=True):
-            position = torch.arange(padded, device=like.device)
-            if shift:
-                sides.append((position >= padded - window).to(torch.long) + (position >= padded - shift))
-            else:
-                sides.append(torch.zeros_like(position))
-        region = (3 * sides[0][:, None] + sides[1])[None, :, :, None]
-        region_of_token = _WindowPartition(region, self.window, [0, 0]).split(region)[..., 0]
-        separate = region_of_token[:, None, :] != region_of_token[:, :, None]
-        return torch.zeros(separate.shape, dtype=like.dtype, device=like.device).masked_fill(separate, -100.0)[:, None]
 
 
 def _store_scale_(module: Any) -> None:
@@ -77,7 +34,7 @@ class ShiftedWindowAttention(swin_transformer.ShiftedWindowAttention):
     scale: float
 
     def forward(self, x: Tensor) -> Tensor:
-        windows = _WindowPartition(x, self.window_size, self.shift_size)
+        windows = WindowPartition(x, self.window_size, self.shift_size)
         heads, dropout = self.num_heads, self.attention_dropout if self.training else 0.0
         projected = self._project(windows.split(x))
         q, k, v = (split_heads(t, heads) for t in split_qkv(projected, self.proj.in_features))

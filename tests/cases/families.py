@@ -15,6 +15,16 @@ from torch import Tensor, nn
 from compress.modules import attend, join_heads, split_heads
 from compress.recipe import Target
 
+from .attention_networks import (
+    BlockAttention,
+    ConvAttention,
+    CrossAttention,
+    HeadWidthAttention,
+    Residual,
+    on_images,
+    on_tokens,
+)
+
 SWIN = torchvision.models.swin_transformer
 BOTH = Target(channels=False, attention=True, mlp=True)
 
@@ -65,10 +75,17 @@ def _hugging(name: str, **settings: Any) -> tuple[nn.Module, Tensor]:
     library = pytest.importorskip("transformers")
     shape = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "patch_size": 8}
     swin = {"patch_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
-    config = getattr(library, f"{name}Config")(image_size=32, **(swin if name == "Swin" else shape), **settings)
+    settings |= {"image_size": 32, **(swin if name == "Swin" else shape)}
+    config = getattr(library, f"{name}Config")(**settings)
     return Logits(getattr(library, f"{name}ForImageClassification")(config)), torch.randn(2, 3, 32, 32)
 
 
+def _ultralytics(name: str, **settings: Any) -> tuple[nn.Module, Tensor]:
+    make = getattr(pytest.importorskip("ultralytics.nn.modules.block"), name)
+    return on_images(*(make(24, num_heads=3, **settings) for _ in range(2)))
+
+
+TINY_VIT = {"img_size": 64, "depth": 2, "embed_dim": 48, "num_heads": 4}
 FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # and how many groups of attention
     "timm vit": (_timm("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=7), 2),
     "timm vit, pooled, layer scale": (
@@ -122,6 +139,39 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
         ),
         8,
     ),
+    "timm levit, convolutions": (
+        lambda: (
+            timm.models.levit.Levit(64, embed_dim=(32, 48), key_dim=8, depth=(1, 1), num_heads=(2, 3), use_conv=True),
+            torch.randn(2, 3, 64, 64),
+        ),
+        6,
+    ),
+    "timm vit, attention pool": (_timm("test_vit3", img_size=64, depth=2, num_classes=7), 3),
+    "timm vit, relative positions": (_timm("vit_relpos_small_patch16_224", **TINY_VIT), 2),
+    "timm vit, table of relative positions": (
+        _timm("vit_relpos_base_patch16_rpn_224", rel_pos_type="bias", class_token=True, fc_norm=False, **TINY_VIT),
+        2,
+    ),
+    "timm vit, shared relative positions": (_timm("vit_srelpos_small_patch16_224", **TINY_VIT), 2),
+    "timm crossvit": (
+        _timm(
+            *("crossvit_9_240", 48),
+            img_size=48,
+            img_scale=(1.0, 2 / 3),
+            embed_dim=(24, 36),
+            depth=((1, 2, 0),),
+            num_heads=(3, 3),
+        ),
+        5,
+    ),
+    "timm nest": (
+        lambda: (
+            timm.models.nest.Nest(32, patch_size=4, num_levels=2, embed_dims=(24, 36), num_heads=(3, 3), depths=(1, 1)),
+            torch.randn(2, 3, 32, 32),
+        ),
+        2,
+    ),
+    "timm twins": (_timm("twins_svt_small", img_size=64, depths=(2, 2, 1, 1), embed_dims=(16, 24, 32, 48)), 6),
     "timm maxvit": (_timm("maxvit_pico_rw_256", img_size=64, depths=(1, 1), embed_dim=(32, 64)), 4),
     "timm mobilevit": (_timm("mobilevit_xxs", 64), 9),
     "torchvision vit": (
@@ -136,13 +186,33 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
     "torchvision swin v2": (lambda: _swin(True, (64, 72)), 4),
     "torch encoder": (lambda: _encoder(True), 2),
     "torch encoder, batch second": (lambda: _encoder(False), 2),
+    "torch attention, widths of its own": (lambda: on_tokens(CrossAttention(bias=True)), 1),
+    "torch attention, widths of its own, no bias": (lambda: on_tokens(CrossAttention(bias=False)), 1),
     "transformers vit": (lambda: _hugging("ViT", intermediate_size=96, attn_implementation="sdpa"), 2),
     "transformers vit, eager": (lambda: _hugging("ViT", intermediate_size=96, attn_implementation="eager"), 2),
     "transformers deit": (lambda: _hugging("DeiT", intermediate_size=96), 2),
     "transformers dinov2": (lambda: _hugging("Dinov2"), 2),
+    "transformers dinov2, eager": (lambda: _hugging("Dinov2", attn_implementation="eager"), 2),
+    "transformers dinov2 with registers": (lambda: _hugging("Dinov2WithRegisters"), 2),
     "transformers swin": (lambda: _hugging("Swin"), 4),
+    "transformers swin, eager": (lambda: _hugging("Swin", attn_implementation="eager"), 4),
+    "ultralytics attention": (lambda: _ultralytics("PSABlock"), 4),
+    "ultralytics area attention": (lambda: _ultralytics("ABlock", area=4), 4),
     "own": (lambda: (Own(), torch.randn(2, 7, 24)), 2),
+    "own, on images": (lambda: on_images(*(Residual(ConvAttention()) for _ in range(2))), 4),
+    "own, in blocks": (lambda: on_tokens(Residual(BlockAttention())), 1),
+    "own, by head width": (lambda: on_tokens(*(Residual(HeadWidthAttention()) for _ in range(2))), 2),
 }
+WITHOUT_MLP = (
+    "timm efficientvit",
+    "timm levit, convolutions",
+    "own",
+    "own, on images",
+    "own, by head width",
+    "own, in blocks",
+)
+WITHOUT_MLP += ("torch attention, widths of its own", "torch attention, widths of its own, no bias")
+WITHOUT_MLP += ("ultralytics attention", "ultralytics area attention")
 
 
 def family(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:

@@ -124,7 +124,7 @@ def picked_by_index() -> nn.Module:
 def attention_over_space() -> nn.Module:
     def run(m: Any, x: Tensor) -> Tensor:
         x = m.stem(x).flatten(2).transpose(1, 2)
-        weights = torch.softmax(m.query(x) @ m.key(x).transpose(1, 2) / 2.0, -1)
+        weights = torch.softmax(m.query(x).sigmoid() @ m.key(x).sigmoid().transpose(1, 2) / 2.0, -1)
         return m.last(weights @ m.value(x)).mean(1)
 
     return Net(

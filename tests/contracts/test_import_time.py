@@ -8,7 +8,7 @@ import sys
 import pytest
 
 SLOW_LIBRARIES = (
-    *("accelerate", "matplotlib", "sklearn", "timm", "torchvision", "torch_pruning"),
+    *("accelerate", "matplotlib", "sklearn", "timm", "torchvision", "torch_pruning", "transformers", "ultralytics"),
     *("mmcv", "mmdet", "mmengine", "onnx", "onnxruntime", "onnxscript"),
     *("PIL", "triton", "typer"),
 )

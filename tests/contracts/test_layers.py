@@ -44,7 +44,7 @@ OPTIONAL_ROOMS = {"exporters", "mmdet"}
 OPTIONAL_LIBRARIES = {
     *("mmcv", "mmdet", "mmengine", "onnx", "onnxruntime", "onnxscript", "onnxslim", "tensorboard", "torch_pruning"),
     *("fcntl", "msvcrt"),
-    *("accelerate", "matplotlib", "PIL", "sklearn", "timm", "torchvision"),
+    *("accelerate", "matplotlib", "PIL", "sklearn", "timm", "torchvision", "transformers", "ultralytics"),
 }
 SLOW_MODULES = {"torch.utils.flop_counter"}  # of a library that is loaded anyway
 

@@ -39,6 +39,19 @@ def test_compact_multihead_attention_takes_every_mask(mask: str, weights: bool, 
             assert torch.allclose(one, other, atol=1e-12)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("first", [True, False])
+def test_compact_multihead_attention_reads_keys_and_values_of_other_widths(first: bool, bias: bool) -> None:
+    torch.manual_seed(0)
+    original = nn.MultiheadAttention(24, 3, bias=bias, kdim=10, vdim=14, batch_first=first).double().eval()
+    changed = use_compact_forms_(copy.deepcopy(original))
+    assert type(changed) is not type(original)
+    call = [torch.randn(2, n, width).double() for n, width in ((5, 24), (6, 10), (6, 14))]
+    call = call if first else [t.transpose(0, 1) for t in call]
+    for one, other in zip(original(*call), changed(*call), strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+
+
 def test_compact_multihead_attention_without_a_batch() -> None:
     torch.manual_seed(0)
     original = nn.MultiheadAttention(24, 3).double().eval()

@@ -98,7 +98,7 @@ def test_rounds_of_search_end_at_zero_each(unit: str, monkeypatch: pytest.Monkey
         result = run.search(groups)
         with torch.no_grad():
             scored = run.compact(x)
-        run.cut_(groups, run.choose_widths(groups, result), result)
+        run.cut_(groups, run.choose_plan(groups, result), result)
         with torch.no_grad():
             assert torch.allclose(run.compact(x), scored, atol=1e-4)
 

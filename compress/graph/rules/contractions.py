@@ -174,7 +174,7 @@ def _join_attention(atoms: Atoms, qk_ids: AtomIds | None, value_ids: AtomIds | N
         return
     atoms.mark(value_ids, Mark.ATTENTION_VALUE)
     if not atoms.separate_qkv and qk_ids.size == value_ids.size:
-        atoms.join(qk_ids, value_ids)
+        atoms.join_values(qk_ids, value_ids)
 
 
 def _contract(atoms: Atoms, a: TracedTensor, a_ids: AtomIds | None, b: TracedTensor, b_ids: AtomIds | None) -> None:

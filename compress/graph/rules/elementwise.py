@@ -75,7 +75,7 @@ def _scales_with_rows(atoms: Atoms, call: OperatorCall, tensors: Sequence[Traced
     if call.op in ("native_dropout", "neg"):
         return bool(scaling)
     if call.op in ("add", "sub"):
-        return len(scaling) == len(tensors)
+        return bool(scaling) and all(t.scales_with_rows or _is_bias(t, scaling[0]) for t in tensors)
     if len(scaling) != 1 or call.op not in ("mul", "multiply", "div", "divide", "true_divide"):
         return False
     for tensor in tensors:
@@ -84,3 +84,9 @@ def _scales_with_rows(atoms: Atoms, call: OperatorCall, tensors: Sequence[Traced
                 atoms.mark(atom_ids, Mark.FACTOR)
                 atoms.mark(atom_ids, Mark.AFFINE)
     return call.op in ("mul", "multiply") or scaling[0] is call["self"]
+
+
+def _is_bias(tensor: TracedTensor, written: TracedTensor) -> bool:
+    """Return whether a tensor is a parameter with a number for each row that wrote the other, gated with these rows."""
+    dims = [d - len(written.shape) for d, atom_ids in enumerate(written.atom_ids) if atom_ids is not None]
+    return tensor.is_parameter and all(-d <= len(tensor.shape) and tensor.atom_ids[d] is not None for d in dims)

@@ -76,7 +76,7 @@ def layer_norm(atoms: Atoms, call: OperatorCall) -> TracedTensor:
     return out
 
 
-@rule("_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll")
+@rule("_softmax", "_safe_softmax", "_log_softmax", "cumsum", "cumprod", "logcumsumexp", "flip", "roll")
 def mix_along(atoms: Atoms, call: OperatorCall) -> TracedTensor:
     """Freeze the dimensions whose positions are mixed."""
     x = call.input
