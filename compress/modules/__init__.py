@@ -3,8 +3,6 @@
 A compact form is a subclass of an attention or norm module that computes the same function at any width.
 """
 
-from . import library_forms, norms, torch_attention  # noqa: F401  (they register compact forms)
-from .attention_math import attend, attend_with_scores, join_heads, split_heads, split_qkv
 from .compact_forms import (
     FormUse,
     compact_form_of,
@@ -16,6 +14,7 @@ from .compact_forms import (
     use_compact_forms_,
 )
 from .example_inputs import CallInputs, as_call_inputs, first_examples, has_no_images, prepare_example_input
+from .forms import attend, attend_with_scores, join_heads, split_heads, split_qkv
 from .nested_tensors import tensors_in
 from .parameter_writes import ParameterGuard, guarded_parameters, has_written_parameters
 from .plain_layers import CONVOLUTIONS, ForwardCheck, is_plain_layer

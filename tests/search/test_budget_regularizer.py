@@ -44,13 +44,13 @@ def test_what_is_cut_is_at_zero_when_the_search_ends(method: str, unit: str, rou
         scored = run.compact(x)
     alpha = {name: a.detach().clone() for name, a in search.regularizer.scores.items()}
     result = finish_search(run, search)
-    keep = run.choose_widths(groups, result)
+    plan = run.choose_plan(groups, result)
     for name, a in alpha.items():
         dropped = torch.ones(len(a), dtype=torch.bool)
-        dropped[torch.as_tensor(keep[name])] = False
-        assert dropped.any() or len(a) == len(keep[name])
+        dropped[torch.as_tensor(plan.keep[name])] = False
+        assert dropped.any() or len(a) == len(plan.keep[name])
         assert (a[dropped] == 0).all(), name
-    run.cut_(groups, keep, result)
+    run.cut_(groups, plan, result)
     with torch.no_grad():
         assert torch.allclose(run.compact(x), scored, atol=1e-4)
 

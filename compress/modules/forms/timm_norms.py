@@ -7,7 +7,7 @@ from __future__ import annotations
 from timm.layers import norm
 from torch import Tensor
 
-from .compact_forms import FormUse, register_compact_form
+from ..compact_forms import FormUse, register_compact_form
 from .norms import cut_layer_norm, cut_rms_norm, has_one_weighted_dimension, store_dense_width_
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..compact_forms import register_compact_form
 from .attention_math import attend, join_heads, split_heads, split_qkv
-from .compact_forms import register_compact_form
 
 
 def _store_scale_(module: Any) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from ultralytics.nn.modules.block import AAttn, Attention
 
+from ..compact_forms import register_compact_form
 from .attention_math import join_heads
-from .compact_forms import register_compact_form
 
 
 def _split_heads_qkv(x: Tensor, heads: int, value_width: int) -> tuple[Tensor, ...]:

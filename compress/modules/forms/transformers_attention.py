@@ -19,8 +19,8 @@ from transformers.models.dinov2_with_registers import modeling_dinov2_with_regis
 from transformers.models.swin import modeling_swin as swin
 from transformers.models.vit import modeling_vit as vit
 
+from ..compact_forms import register_compact_form
 from .attention_math import split_heads
-from .compact_forms import register_compact_form
 
 WIDTH_INDEPENDENT = ("eager", "sdpa")  # implementations that accept values of another width than keys
 

@@ -23,6 +23,7 @@ from timm.models import (
 )
 from torch import Tensor, nn
 
+from ..compact_forms import FormUse, register_compact_form
 from .attention_math import (
     WindowPartition,
     attend,
@@ -32,7 +33,6 @@ from .attention_math import (
     split_heads,
     split_qkv,
 )
-from .compact_forms import FormUse, register_compact_form
 
 
 def _project_with_separate_biases(module: Any, x: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models import maxvit, swin_transformer
 
+from ..compact_forms import register_compact_form
 from .attention_math import (
     WindowPartition,
     attend,
@@ -20,7 +21,6 @@ from .attention_math import (
     split_qkv,
     zero_key_bias,
 )
-from .compact_forms import register_compact_form
 
 
 def _store_scale_(module: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from .compact_forms import register_form_provider
+from ..compact_forms import register_form_provider
 
 
 def _load_torchvision_forms() -> None:

@@ -10,8 +10,8 @@ import torch
 from timm.models import efficientvit_msra, levit
 from torch import Tensor
 
+from ..compact_forms import register_compact_form
 from .attention_math import attend_with_scores, join_heads
-from .compact_forms import register_compact_form
 
 
 def _is_not_fused(module: Any) -> bool:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .compact_forms import FormUse, register_compact_form
+from ..compact_forms import FormUse, register_compact_form
 
 
 def has_one_weighted_dimension(module: Any) -> bool:
