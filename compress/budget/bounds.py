@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from compress.graph import Groups
-from compress.recipe import Bound, Target
+from compress.recipe import Bound, NamePattern, Target
 
 from .importance import Importance, Int, checked_importance
 
@@ -85,7 +84,7 @@ def _bounds_by_group(groups: Groups, target: Target, *, strict: bool) -> dict[in
         modules = [_enclosing_modules(slot.tensor for slot in groups[name].output_slots) for name in names]
     bounds: dict[int, Bound] = {}
     for pattern, bound in target.bounds.items():
-        matches = _matcher(pattern)
+        matches = NamePattern(pattern).matches
         hits = [i for i, name in enumerate(names) if matches(name)]
         hits = hits or [i for i, enclosing in enumerate(modules) if any(map(matches, enclosing))]
         if not hits and strict:  # not in later rounds, where a group of the first may no longer exist
@@ -104,15 +103,8 @@ def _enclosing_modules(tensors: Iterable[str]) -> set[str]:
     return modules
 
 
-def _matcher(pattern: str) -> Callable[[str], bool]:
-    if not pattern.startswith("re:"):
-        return lambda name: name == pattern
-    expression = re.compile(pattern[3:])
-    return lambda name: expression.fullmatch(name) is not None
-
-
 def _no_match_message(groups: Groups, pattern: str, names: list[str]) -> str:
-    refused = next((r for r in groups.refused if _matcher(pattern)(r.name)), None)
+    refused = next((r for r in groups.refused if NamePattern(pattern).matches(r.name)), None)
     nearest = difflib.get_close_matches(pattern.removeprefix("re:"), names, n=3, cutoff=0.3)
     hint = f"; the nearest names are {', '.join(nearest)}" if nearest else ""
     hint = f"; {refused.name} is left alone: {refused.reason}" if refused else hint

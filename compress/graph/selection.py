@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Sequence
 from enum import Enum
 
 from torch import nn
 
 from compress.modules import modules_of, scripted_modules
-from compress.recipe import Target
+from compress.recipe import NamePattern, Target
 
 from .atom_classes import GroupKind
 from .group import Group
@@ -110,11 +109,8 @@ def _matching_names(patterns: Sequence[str], names: Sequence[str], recipe_key: s
     """Return the names that match full names or `re:` patterns."""
     matching: set[str] = set()
     for pattern in patterns:
-        if pattern.startswith("re:"):
-            expression = re.compile(pattern[3:])
-            hits = {name for name in names if expression.fullmatch(name)}
-        else:
-            hits = {name for name in names if name == pattern}
+        matches = NamePattern(pattern).matches
+        hits = {name for name in names if matches(name)}
         if not hits:
             near = difflib.get_close_matches(pattern.removeprefix("re:"), names, n=3, cutoff=0.3)
             raise ValueError(

@@ -15,6 +15,7 @@ from .fields import (
     TrainingConfig,
     parse_number,
 )
+from .name_patterns import NamePattern
 from .schema import Recipe
 from .search_config import (
     RANKING_DESCRIPTION,
@@ -43,6 +44,7 @@ __all__ = [
     "HasKind",
     "Length",
     "LogitDistillation",
+    "NamePattern",
     "NonNegative",
     "Positive",
     "Precision",

@@ -20,6 +20,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from .messages import short_repr
+from .name_patterns import NamePattern
 
 MAX_COUNT = 2**31 - 1  # of anything that is counted
 MAX_LENGTH = 1e12  # epochs or steps
@@ -88,12 +89,8 @@ def _check_width(value: Any) -> int | float:
 
 
 def _check_pattern(value: str) -> str:
-    """Return a module's full name, or `re:` and a regular expression that compiles."""
-    try:
-        re.compile(value[3:] if value.startswith("re:") else "")
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"{short_repr(value)} is not a regular expression: {error}") from error
-    return value
+    """Return a module's full name, or `re:` and a regular expression that can be matched."""
+    return NamePattern(value).text
 
 
 def _check_ascending(values: tuple[float, ...]) -> tuple[float, ...]:
