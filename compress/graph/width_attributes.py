@@ -12,7 +12,9 @@ from .atoms import Atoms, GroupedConv, SizeHint
 from .axes import Axes
 from .group import WidthAttribute
 
-HEAD_COUNT_NAMES = ("heads", "nhead", "n_head", "num_head")  # attributes that count heads may happen to equal a width
+# There may be as many heads as a head has dimensions, so attributes are told apart by the ends of their names.
+HEAD_COUNT_NAMES = ("heads", "nhead", "n_head", "num_head")
+HEAD_WIDTH_NAMES = ("dim", "size", "width", "channels", "features")
 
 
 class _AttributeCollector:
@@ -80,6 +82,7 @@ def hinted_attributes(
             key = (hint.module, name)
             if type(value) is not int or value != hint.size or key in known_names:
                 continue
-            if hint.name_part in name if hint.name_part else not name.endswith(HEAD_COUNT_NAMES):
+            counts_heads = hint.name_part in name and not name.endswith(HEAD_WIDTH_NAMES)
+            if counts_heads if hint.name_part else not name.endswith(HEAD_COUNT_NAMES):
                 hinted.setdefault(key, WidthAttribute(hint.module, name, axes.number(hint.atom_ids)))
     return list(hinted.values())
