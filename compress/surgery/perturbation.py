@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from compress.modules import tensor_entries
 
+AMPLIFY_ABOVE = 4.0  # smaller factors are not worth a copy of the weight
 TINY = 0.1  # a vector of smaller values, such as a layer scale, fades what it multiplies
 
 
@@ -30,14 +31,17 @@ def replace_tensors_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn
 def perturb_(model: nn.Module) -> nn.Module:
     """Randomize the degenerate tensors of a shared copy: constants, vectors of tiny values, and what is not finite.
 
-    A norm at one, a bias at zero, a residual gate at zero or a layer scale of 1e-5 would hide an error behind it. A
-    cut that is exact is exact for all values, so other values verify it as well.
+    A norm at one, a bias at zero, a residual gate at zero or a layer scale of 1e-5 would hide an error behind it.
+    Weights so small that the signal fades behind them are scaled up. A cut that is exact is exact for all values, so
+    other values verify it as well.
     """
     generator = torch.Generator().manual_seed(0)
 
     def perturbed(value: Tensor) -> Tensor:
-        if not value.numel() or not _is_degenerate(value.detach()):
+        if not value.numel():
             return value
+        if not _is_degenerate(value.detach()):
+            return _amplified(value.detach()) if isinstance(value, nn.Parameter) else value
         random = 0.5 + torch.rand(value.shape, generator=generator)
         if not _is_vector(value):  # a weight: signs, and the scale of an initialized layer
             random *= torch.randint(0, 2, value.shape, generator=generator).mul_(2).sub_(1)
@@ -45,6 +49,15 @@ def perturb_(model: nn.Module) -> nn.Module:
         return random.to(value)
 
     return replace_tensors_(model, perturbed)
+
+
+def _amplified(weight: Tensor) -> Tensor:
+    """Return a weight with the deviation that keeps the scale of a signal (He et al. 2015), if it has a far smaller."""
+    if _is_vector(weight):
+        return weight
+    deviation = math.sqrt(2 * len(weight) / weight.numel())
+    factor = deviation / max(float(weight.float().std()), 1e-12)
+    return weight * factor if factor > AMPLIFY_ABOVE else weight
 
 
 def _is_degenerate(value: Tensor) -> bool:

@@ -6,6 +6,7 @@ modules whose code is at fault (failing_modules.py), and the groups at fault are
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from compress.errors import PlanError
-from compress.graph import BranchRemoval, Group, Groups, Index
+from compress.graph import BranchRemoval, Group, Groups, Index, TracedPart
 from compress.modules import CallInputs, shared_copy
 
 from .branches import branch_removal, parameters_removed_with_branch, unread_groups
@@ -29,7 +30,7 @@ from .failing_modules import find_failing_calls, groups_at_fault, role_of
 from .perturbation import perturb_
 from .plan import Plan
 
-MAX_ROUNDS = 3  # of refusing groups and comparing again; then everything that is left is refused
+MAX_CUTS = 3  # that are tried; if the last one fails, everything that is left is refused
 
 
 def verify_groups(model: nn.Module, groups: Groups, inputs: CallInputs | None = None) -> None:
@@ -43,14 +44,7 @@ def verify_groups(model: nn.Module, groups: Groups, inputs: CallInputs | None = 
         groups: its groups, changed in place.
         inputs: inputs to verify on instead of those the model was traced on, if it runs on them.
     """
-    traced_parts = groups.parts
-    if inputs is not None:
-        groups.parts = [p if p.name else replace(p, args=inputs[0], kwargs=inputs[1]) for p in traced_parts]
-        if not model_runs(model, groups.parts):
-            groups.parts = traced_parts
-    verifier = Verifier(model, groups)
-    for seed in range(2):
-        verifier.refuse_failing_groups(seed)
+    Verifier(model, groups, inputs).refuse_failing_groups()
 
 
 def verify_plan(model: nn.Module, groups: Groups, plan: Plan) -> dict[str, str]:
@@ -93,24 +87,46 @@ def verify_branches(model: nn.Module, groups: Groups) -> None:
 class Verifier:
     """Compare cuts of one model with its masked reference, on a perturbed copy, in double precision if it runs so."""
 
-    def __init__(self, model: nn.Module, groups: Groups) -> None:
+    def __init__(self, model: nn.Module, groups: Groups, inputs: CallInputs | None = None) -> None:
         self.groups = groups
         self.model = perturb_(shared_copy(model))
         self.dtype: torch.dtype | None = torch.float64
+        self.conditions_checked = False  # whether the uncut model runs in this precision, on these inputs
+        self.traced_parts: list[TracedPart] | None = None  # to return to, if the model does not run on `inputs`
+        if inputs is not None:
+            self.traced_parts = groups.parts
+            groups.parts = [p if p.name else replace(p, args=inputs[0], kwargs=inputs[1]) for p in groups.parts]
 
     def find_problem(self, plan: Plan) -> Problem | None:
         """Return how the sliced model differs from the masked reference, or None if they agree."""
         problem = compare_masked_and_sliced(self.model, self.groups, plan, self.dtype)
-        if isinstance(problem, RunFailure) and self.dtype is not None:  # some models do not run in double precision
-            single = compare_masked_and_sliced(self.model, self.groups, plan, None)
-            if not isinstance(single, RunFailure):
-                self.dtype, problem = None, single
+        if isinstance(problem, RunFailure) and not self.conditions_checked:
+            self.conditions_checked = True
+            if self._relax_conditions():
+                problem = compare_masked_and_sliced(self.model, self.groups, plan, self.dtype)
         return problem
 
-    def refuse_failing_groups(self, seed: int) -> None:
-        """Cut all groups to random widths and refuse those at fault, until the rest agrees."""
+    def _relax_conditions(self) -> bool:
+        """Return whether the uncut model runs neither on the inputs nor in the precision so far, after changing them.
+
+        Some models do not run in double precision, and some on a single number of examples only.
+        """
+        if model_runs(self.model, self.groups.parts, self.dtype):
+            return False
+        inputs = [parts for parts in (self.groups.parts, self.traced_parts) if parts is not None]
+        for self.groups.parts, self.dtype in itertools.product(inputs, (torch.float64, None)):
+            if model_runs(self.model, self.groups.parts, self.dtype):
+                break
+        return True
+
+    def refuse_failing_groups(self) -> None:
+        """Cut all groups to random widths and refuse those at fault, until the rest agrees.
+
+        Without a failure, two cuts are verified, at even and odd widths. An error may not show in every block, so the
+        second time, groups of the same role as one at fault are refused with it; the third time, all that is left is.
+        """
         groups, reason = self.groups, ""
-        for _ in range(MAX_ROUNDS):
+        for seed in range(MAX_CUTS):
             candidates = [g for g in groups.offered if g.width > g.num_heads]
             if not candidates:
                 return
@@ -118,10 +134,15 @@ class Verifier:
             plan = Plan.build(self.model, groups, keep)
             problem = self.find_problem(plan)
             if problem is None:
-                return
-            failures, reason = self.find_failures(plan, keep, problem), problem.reason
+                if seed > 0:
+                    return
+                continue
+            reason = problem.reason
+            failures = self.find_failures(plan, keep, problem) if seed < MAX_CUTS - 1 else {}
             if not failures:
                 break
+            if seed > 0:
+                failures |= _same_role(candidates, failures)
             for name, failure in failures.items():
                 groups.refuse([g for g in groups.offered if g.name == name], failure)
         groups.refuse([g for g in groups.offered if g.width > g.num_heads], reason)
@@ -153,6 +174,12 @@ class Verifier:
             if not failing:
                 break
         return failing
+
+
+def _same_role(candidates: Sequence[Group], failures: Mapping[str, str]) -> dict[str, str]:
+    """Return the candidates that have the same role as one at fault, with its reason."""
+    reasons = {role_of(group): failures[group.name] for group in candidates if group.name in failures}
+    return {g.name: reasons[role_of(g)] for g in candidates if role_of(g) in reasons and g.name not in failures}
 
 
 def random_widths(groups: Sequence[Group], seed: int) -> dict[str, Index]:

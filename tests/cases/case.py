@@ -94,9 +94,14 @@ def groups_of(name: str) -> compress.graph.Groups:
 
 
 def random_keep(groups: Any, ratio: float, seed: int = 0) -> dict[str, np.ndarray]:
-    """A random choice of about `ratio` of every group, at least one dimension."""
+    """A random choice from every group, at least one dimension; about `ratio` on average, each group its own share."""
     random = np.random.default_rng(seed)
-    return {g.name: np.sort(random.permutation(g.width)[: max(1, round(g.width * ratio))]) for g in groups}
+
+    def count(width: int) -> int:
+        share = ratio + random.uniform(-1, 1) * min(ratio, 1 - ratio)
+        return max(1, min(width - 1, round(width * share)))
+
+    return {g.name: np.sort(random.permutation(g.width)[: count(g.width)]) for g in groups}
 
 
 def tensors_of(output: Any) -> list[Tensor]:

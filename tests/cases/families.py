@@ -146,6 +146,7 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
         ),
         6,
     ),
+    "timm vit, as many heads as dimensions": (_timm("vit_tiny_patch16_224", **TINY_VIT | {"embed_dim": 16}), 2),
     "timm vit, attention pool": (_timm("test_vit3", img_size=64, depth=2, num_classes=7), 3),
     "timm vit, relative positions": (_timm("vit_relpos_small_patch16_224", **TINY_VIT), 2),
     "timm vit, table of relative positions": (

@@ -16,7 +16,7 @@ def _load_timm_forms() -> None:
 
 
 def _load_transformers_forms() -> None:
-    with contextlib.suppress(ImportError):  # other versions lack some of the classes
+    with contextlib.suppress(ImportError, AttributeError):  # older versions lack some of the classes
         from . import transformers_attention  # noqa: F401
 
 

@@ -1,0 +1,91 @@
+"""Groups at fault are found in few forward passes, however many there are, and no others are refused."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+import compress
+from cases import distance, randomise_, run
+from compress.surgery.verify import random_widths
+
+
+class Block(nn.Module):
+    """A residual block whose code may reshape to a fixed width, or compute something that depends on the width."""
+
+    def __init__(self, width: int, hidden: int, wrong: str) -> None:
+        super().__init__()
+        self.first, self.second, self.wrong = nn.Linear(width, hidden), nn.Linear(hidden, width), wrong
+        self.shape = f"-1 {hidden}"  # as text: nothing follows it
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).relu()
+        if self.wrong == "shape":
+            h = h.reshape([int(size) for size in self.shape.split()])
+        elif self.wrong == "value":
+            h = h / h.shape[1]
+        out: Tensor = self.second(h)
+        return out
+
+
+class Blocks(nn.Module):
+    def __init__(self, wrong: list[str], width: int = 8, hidden: int = 12) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(5, width), nn.Linear(width, 3)
+        self.blocks = nn.ModuleList([Block(width, hidden, w) for w in wrong])
+
+    def forward(self, x: Tensor) -> Tensor:
+        Blocks.passes += 1
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        out: Tensor = self.head(x)
+        return out
+
+    passes = 0
+
+
+def passes_of(model: Blocks) -> tuple[list[str], int]:
+    Blocks.passes = 0
+    groups = compress.find_groups(randomise_(model.double()), torch.randn(2, 5).double())
+    return sorted(g.name for g in groups), Blocks.passes
+
+
+def test_exact_blocks_take_five_passes() -> None:
+    names, passes = passes_of(Blocks([""] * 4))
+    assert len(names) == 5 and passes <= 6
+
+
+def test_blocks_at_fault_are_refused_and_no_others() -> None:
+    names, passes = passes_of(Blocks(["", "shape", "", "value", "", "shape"]))
+    assert names == ["blocks.0.first", "blocks.2.first", "blocks.4.first", "stem"]
+    assert passes <= 10
+
+
+def test_three_hundred_groups_at_fault_take_ten_passes_at_most() -> None:
+    model = Blocks(["shape", "value", ""] * 150, hidden=48)
+    names, passes = passes_of(model)
+    assert len(names) == 151 and passes <= 10
+
+
+def test_an_error_that_does_not_show_in_every_block_is_refused_in_all_of_them() -> None:
+    """With two of twelve units kept, all of them may be silent behind a ReLU, and the error with them."""
+    names, passes = passes_of(Blocks(["shape", "value"] * 150))
+    assert names == ["stem"] and passes <= 10
+
+
+def test_what_is_left_is_verified_together() -> None:
+    model = randomise_(Blocks(["", "shape", "value", ""]).double())
+    x = torch.randn(2, 5).double()
+    groups = compress.find_groups(model, x)
+    for seed in range(6):
+        keep = random_widths(list(groups), seed)
+        plan = compress.Plan.build(model, groups, keep)
+        zeroed = run(plan.zero_(randomise_(Blocks(["", "shape", "value", ""]).double())), x)
+        assert distance(zeroed, run(plan.apply_(randomise_(Blocks(["", "shape", "value", ""]).double())), x)) < 1e-10
+
+
+def test_reason_names_the_module_and_its_error() -> None:
+    groups = compress.find_groups(Blocks(["shape"]), torch.randn(2, 5))
+    reason = next(r.reason for r in groups.refused if r.name == "blocks.0.first")
+    assert "the code of blocks.0 does not run at another width" in reason and "shape" in reason
