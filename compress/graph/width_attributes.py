@@ -15,9 +15,7 @@ from .attribute_sizes import Attribute
 from .axes import Axes
 from .group import WidthAttribute
 
-# There may be as many heads as a head has dimensions, so attributes are told apart by the ends of their names.
-HEAD_COUNT_NAMES = ("heads", "nhead", "n_head", "num_head")
-HEAD_WIDTH_NAMES = ("dim", "size", "width", "channels", "features")
+HEAD_COUNT_NAMES = ("heads", "nhead", "n_head", "num_head")  # attributes that count heads may happen to equal a width
 
 
 class _AttributeCollector:
