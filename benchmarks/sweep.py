@@ -14,6 +14,7 @@ import json
 import os
 import queue
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -266,6 +267,7 @@ def main() -> None:
     names = [n for n in (QUICK_NETWORKS if options.quick else NAMES) if re.search(options.only or "", n)]
     file, console = results.result_name("sweep", options.quick), results.console()
     path = results.FOLDER / f"{file}.jsonl"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that a worker ends with the sweep
     run_sweep(names, path, options, console)
     order = {name: i for i, name in enumerate(NAMES)}
     rows = sorted((row for row in read_rows(path) if row["network"] in names), key=lambda row: order[row["network"]])
