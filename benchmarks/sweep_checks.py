@@ -189,24 +189,21 @@ def check_target(example: Example, target: str, plans: int) -> dict[str, Any]:
     if not len(groups):
         return row | {"status": "nothing to cut", "macs_left": 1.0}
     comparison = Comparison(example, groups)
-    keep = coverage.choose_kept(example.model, groups, recipe)
-    outcome = comparison.check(keep)
-    cost = groups.cost
+    keep, cost = coverage.choose_kept(example.model, groups, recipe), groups.cost
     row["macs_left"] = round(int(cost.macs([len(keep[n]) for n in cost.names])) / int(cost.macs(cost.widths)), 4)
-    row |= {"status": outcome.status, "difference": outcome.difference, "effect": outcome.effect}
-    failures = [{"plan": "half", "detail": outcome.detail}] if outcome.status != "exact" else []
-    outcomes: Counter[str] = Counter()
-    effects = []
+    outcome = comparison.check(keep)
+    row |= {"status": outcome.status, "difference": outcome.difference, "effect": outcome.effect, "plans": plans}
+    checks = [("half", keep, outcome)]
     for seed in range(plans):
         keep = random_keep(groups, seed)
-        outcome = comparison.check(keep)
-        outcomes[outcome.status] += 1
-        effects.append(outcome.effect)
-        if outcome.status != "exact" and len(failures) < MAX_FAILURES:
-            cause = {} if any("groups" in f for f in failures) else {"groups": comparison.reduce_failure(keep)}
-            failures.append({"plan": seed, "detail": outcome.detail} | cause)
-    row |= {"plans": plans, "least_effect": min(effects, default=0.0)}
-    row |= {key: outcomes[status] for key, status in STATUS_KEYS.items()}
+        checks.append((str(seed), keep, comparison.check(keep)))
+    counts = Counter(outcome.status for _, _, outcome in checks[1:])
+    row |= {key: counts[status] for key, status in STATUS_KEYS.items()}
+    row["least_effect"] = min((o.effect for _, _, o in checks if o.status == "exact"), default=0.0)
+    failing = [check for check in checks if check[2].status != "exact"][:MAX_FAILURES]
+    failures: list[dict[str, Any]] = [{"plan": label, "detail": o.detail} for label, _, o in failing]
+    if failing:
+        failures[-1]["groups"] = comparison.reduce_failure(failing[-1][1])
     return row | ({"failures": failures} if failures else {})
 
 
