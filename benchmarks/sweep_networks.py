@@ -100,7 +100,7 @@ def missing_library(name: str) -> str:
 
 
 def build_example(name: str) -> Example:
-    """Return an untrained network in eval mode with randomized constants, and its example inputs."""
+    """Return an untrained network in eval mode, its constants randomized and its weights scaled, and its inputs."""
     library, _, model_name = name.partition("/")
     builders: dict[str, Callable[[str, int], Example]] = {
         "timm": _timm,
@@ -114,8 +114,21 @@ def build_example(name: str) -> Example:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         example = builders[library](model_name, SIZES.get(name, DEFAULT_SIZE))
-    zoo.randomize_(example.model.eval())
+    amplify_(zoo.randomize_(example.model.eval()))
     return example
+
+
+@torch.no_grad()
+def amplify_(model: nn.Module) -> nn.Module:
+    """Scale up small weights, so that no signal vanishes on the way to the outputs and an error there is visible.
+
+    With the initial weights of some networks, a change of attention changes the outputs by 1e-11 of their range.
+    """
+    for name, weight in model.named_parameters():
+        if "weight" in name.rpartition(".")[2] and weight.ndim > 1:
+            deviation = (2 * weight.shape[0] / weight.numel()) ** 0.5  # He et al. 2015
+            weight *= max(1.0, deviation / float(weight.std().clamp_min(1e-12)))
+    return model
 
 
 def _image(*shape: int) -> Tensor:
