@@ -20,7 +20,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -57,14 +58,15 @@ def run_network(name: str, known: Sequence[Row], plans: int, time_limit: float) 
         return
     finished = {row["target"]: row for row in known}
     while not _is_finished(list(finished.values())):
-        for row in _run_worker(name, finished, plans, time_limit):
-            finished[row["target"]] = row
-            yield row
-            if _is_finished(list(finished.values())):
-                break
+        with closing(_run_worker(name, finished, plans, time_limit)) as rows:
+            for row in rows:
+                finished[row["target"]] = row
+                yield row
+                if _is_finished(list(finished.values())):
+                    break
 
 
-def _run_worker(name: str, finished: dict[str, Row], plans: int, time_limit: float) -> Iterator[Row]:
+def _run_worker(name: str, finished: dict[str, Row], plans: int, time_limit: float) -> Generator[Row, None, None]:
     """Yield rows from one process, the last one with status crash or hang if it does not finish all targets."""
     command = [sys.executable, "-m", "benchmarks.sweep", "--one", name, "--plans", str(plans)]
     command += ["--finished", *finished]
