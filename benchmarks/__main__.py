@@ -18,7 +18,7 @@ from pathlib import Path
 from . import data, results
 from .page import NAMES
 
-NO_DATA = ("coverage", "deploy", "engine", "lenet", "scale", "surgery")
+NO_DATA = ("coverage", "deploy", "engine", "lenet", "scale", "surgery", "sweep")
 
 
 def run_benchmark(name: str, folder: Path) -> bool:

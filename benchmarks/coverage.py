@@ -24,7 +24,7 @@ from torch import nn
 
 from compress.budget import WidthBounds, choose_widths, smallest_fraction
 from compress.errors import BudgetError
-from compress.graph import Groups
+from compress.graph import Groups, Index
 from compress.recipe import Recipe
 from compress.search import base as search
 from compress.surgery import Plan, find_groups, slice_
@@ -46,14 +46,7 @@ def prune_and_verify(name: str, recipe: Recipe = RECIPE) -> dict[str, Any]:
     groups = find_groups(model, inputs, target)
     groups_found = time.perf_counter()
     row: dict[str, Any] = {"seconds_find": groups_found - start, "smallest": smallest_fraction(groups, budget, target)}
-    importance = search.data_free_importance(recipe.search, model, groups, recipe.seed)
-    try:
-        keep = choose_widths(groups, importance, budget, target, ranking=recipe.search.ranking_for(groups, budget.unit))
-    except BudgetError:  # out of reach: cut to the minimum widths, so that a cut is still verified
-        min_widths = dict(zip(groups.cost.names, WidthBounds.of(groups, target).least, strict=True))
-        keep = {
-            n: importance[n].argsort(descending=True)[: int(k)].sort().values.numpy() for n, k in min_widths.items()
-        }
+    keep = choose_kept(model, groups, recipe)
     widths_chosen = time.perf_counter()
     plan = Plan.build(model, groups, keep)
     compact = copy.deepcopy(model)
@@ -96,6 +89,17 @@ def prune_and_verify(name: str, recipe: Recipe = RECIPE) -> dict[str, Any]:
         "difference": zoo.relative_difference(zeroed_outputs, sliced_outputs),
         "effect": zoo.relative_difference(dense_outputs, zeroed_outputs),  # shows that the cut changes outputs
     }
+
+
+def choose_kept(model: nn.Module, groups: Groups, recipe: Recipe) -> dict[str, Index]:
+    """Return the dimensions to keep by magnitude; if the budget is out of reach, those of the minimum widths."""
+    target, budget = recipe.target, recipe.budget
+    importance = search.data_free_importance(recipe.search, model, groups, recipe.seed)
+    try:
+        return choose_widths(groups, importance, budget, target, ranking=recipe.search.ranking_for(groups, budget.unit))
+    except BudgetError:  # so that a cut is still verified
+        least = dict(zip(groups.cost.names, WidthBounds.of(groups, target).least, strict=True))
+        return {n: importance[n].argsort(descending=True)[: int(k)].sort().values.numpy() for n, k in least.items()}
 
 
 def _count_traced_macs(model: nn.Module, groups: Groups) -> int:

@@ -16,8 +16,8 @@ from typing import Any, Protocol, cast
 from . import results
 
 NAMES = [
-    *("accuracy", "vs_scratch", "cifar", "transformer", "ranking", "compensate", "coverage", "surgery", "scale"),
-    *("search_cost", "engine", "deploy", "detectors", "lenet", "preresnet"),
+    *("accuracy", "vs_scratch", "cifar", "transformer", "ranking", "compensate", "coverage", "sweep", "surgery"),
+    *("scale", "search_cost", "engine", "deploy", "detectors", "lenet", "preresnet"),
 ]
 PAGE, REMARKS = results.ROOT / "docs" / "results.md", results.FOLDER.parent / "remarks"
 INTRO = """# Results
