@@ -17,7 +17,7 @@ KeptPositions = dict[int, IntArray]  # dimension of a tensor -> the positions th
 
 
 class ModuleCall(NamedTuple):
-    """The tensors among the positional arguments and the results of one call of a module, as they were traced."""
+    """The tensors among the arguments and the results of one call of a module, as they were traced."""
 
     inputs: list[TracedTensor]
     outputs: list[TracedTensor]

@@ -119,10 +119,19 @@ def _trace_run(
         if isinstance(result, tuple) and len(result) == 2:
             atoms.pair_modules.add(path)
 
+    def add_keyword_inputs(module: nn.Module, args: Any, kwargs: Any) -> None:  # after `enter`, which does not see them
+        if kwargs:
+            tracer.input_stack[-1].extend(tracer.traced(tensor) for tensor in tensors_in(kwargs))
+
     inputs = tensors_in((args, kwargs))
     for tensor in inputs:
         tracer.describe(tensor, TracedTensor.fixed(tuple(tensor.shape)))
     handles = [module_hooks.register_module_forward_pre_hook(enter), module_hooks.register_module_forward_hook(leave)]
+    handles += [
+        module.register_forward_pre_hook(add_keyword_inputs, prepend=True, with_kwargs=True)
+        for module in modules.values()
+        if not isinstance(module, torch.jit.ScriptModule)
+    ]
     snapshot = atoms.snapshot()
     try:
         with (

@@ -67,9 +67,8 @@ def compare_masked_and_sliced(
         plan: the cut to verify.
         dtype: the precision to run in; None for that of the model.
     """
-    parts = parts_to_run(groups, plan)
+    parts, sliced = parts_to_run(groups, plan), sliced_copy(model, groups, plan, dtype)
     try:  # the sliced model runs first: it is cheap and may fail
-        sliced = sliced_copy(model, groups, plan, dtype)
         sliced_outputs = [run_part(sliced, part, dtype) for part in parts]
     except Exception as error:  # from the model's own code, at a width it was not written for
         return run_failure(error, sliced)

@@ -59,23 +59,21 @@ class ModuleComparison:
 
     def problem(self, call: FailingCall, expected: Sequence[Tensor]) -> str | None:
         """Run a module of the sliced network on the kept positions of its inputs; return how its outputs differ."""
-        leaves, structure = pytree.tree_flatten(call.args)
+        leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         traced, outputs = call.traced.inputs, call.traced.outputs
-        if len(tensors) != len(traced) or len(expected) != len(outputs) or tensors_in(call.kwargs):
+        if len(tensors) != len(traced) or len(expected) != len(outputs):
             return None  # the trace saw other tensors than this run: nothing is known
         if any(len(t.shape) != a.ndim for t, a in zip([*traced, *outputs], [*tensors, *expected], strict=True)):
             return None
         if any(self._is_unmapped(t) for t in (*traced, *outputs)):
             return None
         selected = iter([self._kept_part(a, t) for a, t in zip(tensors, traced, strict=True)])
-        kept_args = pytree.tree_unflatten(
+        args, kwargs = pytree.tree_unflatten(
             [next(selected) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
         )
         try:
-            actual = run_module(
-                self.sliced.get_submodule(call.module), kept_args, call.kwargs, call.part.training, self.dtype
-            )
+            actual = run_module(self.sliced.get_submodule(call.module), args, kwargs, call.part.training, self.dtype)
         except Exception as error:  # from the model's own code, at a width it was not written for
             return run_failure(error, self.sliced).reason
         return describe_difference([self._kept_part(a, t) for a, t in zip(expected, outputs, strict=True)], actual)
@@ -150,6 +148,8 @@ def _run_part_with_comparison(
         with module_mode(root, part.training), fixed_conditions(comparison.dtype):
             args, kwargs = pytree.tree_map(lambda t: cast_input(t, comparison.dtype), (part.args, dict(part.kwargs)))
             root(*args, **kwargs)
+    except Exception:  # from the model's own code: what ran before it was compared
+        return
     finally:
         for hook in hooks:
             hook.remove()
@@ -187,6 +187,9 @@ def groups_at_fault(
                     advice = _compact_form_advice(model.get_submodule(failing[number].module), group)
                     at_fault.setdefault(group.name, f"{reason}{advice}")
         accepted += [group for group in members if group.name not in at_fault]
+    for call, suspected in zip(failing, suspects, strict=True):  # if no single role fails, all of them are at fault
+        if not any(group.name in at_fault for group in suspected):
+            at_fault |= {group.name: call.reason for group in suspected}
     return at_fault
 
 
@@ -202,8 +205,9 @@ def _suspects(groups: Groups, call: FailingCall, candidates: Mapping[str, Group]
     """Return the candidates that the module's own code touches, or, if none is known, those with tensors inside."""
     assert groups.activations is not None
     names = [n for n in groups.activations.groups_in(call.module, call.part.calls) if n in candidates]
-    prefix = f"{call.module}." if call.module else ""
-    return names or [n for n, g in candidates.items() if any(s.tensor.startswith(prefix) for s in g.slots)]
+    if names or call.module == call.part.name:
+        return names
+    return [n for n, g in candidates.items() if any(s.tensor.startswith(f"{call.module}.") for s in g.slots)]
 
 
 def role_of(group: Group) -> str:

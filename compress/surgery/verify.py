@@ -6,7 +6,6 @@ modules whose code is at fault (failing_modules.py), and the groups at fault are
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -107,14 +106,16 @@ class Verifier:
         return problem
 
     def _relax_conditions(self) -> bool:
-        """Return whether the uncut model runs neither on the inputs nor in the precision so far, after changing them.
+        """Find inputs and a precision in which the uncut model runs; return whether they changed.
 
-        Some models do not run in double precision, and some on a single number of examples only.
+        Some models do not run in double precision, and some only on as many examples as they were traced on.
         """
         if model_runs(self.model, self.groups.parts, self.dtype):
             return False
-        inputs = [parts for parts in (self.groups.parts, self.traced_parts) if parts is not None]
-        for self.groups.parts, self.dtype in itertools.product(inputs, (torch.float64, None)):
+        conditions: list[tuple[list[TracedPart], torch.dtype | None]] = [(self.groups.parts, None)]
+        if self.traced_parts is not None:
+            conditions += [(self.traced_parts, self.dtype), (self.traced_parts, None)]
+        for self.groups.parts, self.dtype in conditions:
             if model_runs(self.model, self.groups.parts, self.dtype):
                 break
         return True
