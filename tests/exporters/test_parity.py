@@ -72,6 +72,16 @@ def test_a_file_of_another_model_is_refused(exported: tuple[nn.Module, Path]) ->
         exporter.check(other, path, IMAGES)
 
 
+def test_a_small_cut_is_exported_though_its_metadata_outweighs_it(tmp_path: Path) -> None:
+    """Parameters fell; how much text the file holds beside them does not matter."""
+    dense = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 10)).eval()
+    compact = nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.ReLU(), nn.Linear(7, 10)).eval()
+    about = exporter.ExportMetadata(classes=[f"class {number} {'x' * 200}" for number in range(10)])
+    report = exporter.export(compact, tmp_path / "m.onnx", IMAGES, dense=dense, about=about, timing=SHORT_TIMING)
+    assert report.dense is not None and report.file.parameters < report.dense.parameters
+    assert report.file.bytes > report.dense.bytes
+
+
 def test_a_compact_file_that_is_not_smaller_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(exporter.ExportError, match=r"not smaller than the dense one.*is `dense` the"):
         exporter.export(small_network(8), tmp_path / "model.onnx", IMAGES, dense=small_network(8), timing=SHORT_TIMING)
