@@ -171,7 +171,7 @@ def test_clear_candidates_take_few_runs() -> None:
     few, many = VirtualClock(), VirtualClock()
     for clock, left in ((few, 0.51), (many, 0.5)):
         pruned(clock, left, repeats=40)
-    assert few.runs < 300 < many.runs
+    assert few.runs < 320 < many.runs  # verification of the plan included
 
 
 def test_only_latency_is_chosen_by_latency() -> None:
