@@ -7,7 +7,7 @@ which a search approaches its budget.
 from .bounds import WidthBounds
 from .choose import choose_widths, smallest_fraction
 from .importance import Importance
-from .latency import check_latency_reachable, choose_by_latency
+from .latency import CandidateDoesNotRun, check_latency_reachable, choose_by_latency
 from .pruning_schedule import PruningSchedule
 from .timing import (
     LatencyMeasurement,
@@ -21,6 +21,7 @@ from .units import UNITS
 
 __all__ = [
     "UNITS",
+    "CandidateDoesNotRun",
     "Importance",
     "LatencyMeasurement",
     "LatencyRatio",

@@ -19,9 +19,17 @@ from compress.surgery import Plan, slice_
 from .bounds import WidthBounds
 from .importance import Importance, Int
 from .ranking import RankedDimensions
-from .timing import LatencyMeasurement, LatencyRatio
+from .timing import DoesNotRun, LatencyMeasurement, LatencyRatio
 
 MAX_BISECTIONS = 8  # of the ranking: the number of dimensions is then known to 1/256 of all
+
+
+class CandidateDoesNotRun(DoesNotRun):
+    """Raised when a network that is cut by `plan` to be timed does not run."""
+
+    def __init__(self, message: str, plan: Plan) -> None:
+        super().__init__(message)
+        self.plan = plan
 
 
 def choose_by_latency(
@@ -198,7 +206,12 @@ class LatencyTrial:
     def _measure(self, widths: Int, min_pairs: int = 0) -> LatencyRatio:
         plan = Plan.build(self.model, self.groups, self.ranked.keep(widths))
         candidate = slice_(shared_copy(self.model), plan)
-        return self.measurement.compare(self.dense, candidate, lambda r: not r.low <= self.limit <= r.high, min_pairs)
+        try:
+            return self.measurement.compare(
+                self.dense, candidate, lambda r: not r.low <= self.limit <= r.high, min_pairs
+            )
+        except DoesNotRun as error:
+            raise CandidateDoesNotRun(str(error), plan) from error
 
     def _report_progress(self, text: str, *, last: bool = False) -> None:
         bisections = min(MAX_BISECTIONS, math.ceil(math.log2(self.ranked.count + 1)))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from torch import nn
 
+from compress.budget import CandidateDoesNotRun
 from compress.distributed import on_rank_zero
 from compress.graph import Groups, Index
 from compress.surgery import Plan, verify_plan
@@ -40,15 +41,21 @@ def choose_exact_plan(
 
     Raises:
         BudgetError: the budget cannot be met without the refused groups.
+        DoesNotRun: a network cannot be timed, though its cut is exact on the example inputs.
         PlanError: the plan is not exact, and no group is at fault.
     """
     notes: list[str] = []
     while True:
-        keep = choose()
-        plan = Plan.build(model, groups, keep, kernels)
-        failures = on_rank_zero(partial(verify_plan, model, groups, plan))
-        if not failures:
-            return ExactPlan(plan, keep, notes)
+        try:
+            keep = choose()
+            plan = Plan.build(model, groups, keep, kernels)
+            failures = on_rank_zero(partial(verify_plan, model, groups, plan))
+            if not failures:
+                return ExactPlan(plan, keep, notes)
+        except CandidateDoesNotRun as error:  # a network that was timed on the way
+            failures = on_rank_zero(partial(verify_plan, model, groups, error.plan))
+            if not failures:
+                raise
         for name, reason in failures.items():
             groups.refuse([group for group in groups.offered if group.name == name], reason)
             notes.append(f"{name} stays whole: at the chosen widths {reason}")

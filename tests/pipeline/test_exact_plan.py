@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import compress
+from compress.budget import CandidateDoesNotRun
+from compress.pipeline import choose_exact_plan
 
 
 class WrongAtOneWidth(nn.Module):
@@ -72,6 +75,33 @@ def test_preview_and_session_verify_the_plan_as_well() -> None:
     for batch in data:
         session.step(batch)
     assert session.finish().model.first.out_features == 32  # type: ignore[union-attr]
+
+
+def test_network_that_does_not_run_when_it_is_timed_on_the_way_is_refused_as_well() -> None:
+    model = WrongAtOneWidth(20, fails=True).eval()
+    groups = compress.find_groups(model, torch.randn(2, 8))
+    assert [g.name for g in groups] == ["first", "second"]
+
+    def choose() -> dict[str, np.ndarray]:
+        if "first" in [g.name for g in groups]:
+            plan = compress.Plan.build(model, groups, {"first": np.arange(20)})
+            raise CandidateDoesNotRun("timing.batch_size: the model does not run", plan)
+        return {"second": np.arange(5)}
+
+    plan, keep, notes = choose_exact_plan(model, groups, choose)
+    assert plan.keep == {"second": [0, 1, 2, 3, 4]} and keep.keys() == {"second"}
+    assert len(notes) == 1 and notes[0].startswith("first stays whole: at the chosen widths the code of the model")
+
+
+def test_network_that_cannot_be_timed_for_another_reason_is_an_error() -> None:
+    model = WrongAtOneWidth(-1, fails=True).eval()
+    groups = compress.find_groups(model, torch.randn(2, 8))
+
+    def choose() -> dict[str, np.ndarray]:
+        raise CandidateDoesNotRun("out of memory", compress.Plan.build(model, groups, {"first": np.arange(20)}))
+
+    with pytest.raises(CandidateDoesNotRun, match="out of memory"):
+        choose_exact_plan(model, groups, choose)
 
 
 def test_budget_that_cannot_be_met_without_the_refused_group_says_so() -> None:
