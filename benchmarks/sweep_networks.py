@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compress.modules import as_call_inputs
+
 from . import zoo
 from .transformers_configs import CONFIGS
 
@@ -115,6 +117,7 @@ def build_example(name: str) -> Example:
         warnings.simplefilter("ignore")
         example = builders[library](model_name, SIZES.get(name, DEFAULT_SIZE))
     amplify_(zoo.randomize_(example.model.eval()))
+    calibrate_(example)
     return example
 
 
@@ -129,6 +132,24 @@ def amplify_(model: nn.Module) -> nn.Module:
             deviation = (2 * weight.shape[0] / weight.numel()) ** 0.5  # He et al. 2015
             weight *= max(1.0, deviation / float(weight.std().clamp_min(1e-12)))
     return model
+
+
+@torch.no_grad()
+def calibrate_(example: Example) -> None:
+    """Multiply running variances by the mean square of each norm's input, so that no signal grows without limit.
+
+    Large logits make softmax choose one position, whatever the scale of attention is, which would hide an error in it.
+    """
+
+    def scale_variance_(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        norm.running_var *= inputs[0].square().mean().clamp_min(1e-3)
+
+    norms = [module for module in example.model.modules() if isinstance(getattr(module, "running_var", None), Tensor)]
+    handles = [norm.register_forward_pre_hook(scale_variance_) for norm in norms]
+    args, kwargs = as_call_inputs(example.inputs)
+    example.model(*args, **kwargs)
+    for handle in handles:
+        handle.remove()
 
 
 def _image(*shape: int) -> Tensor:
