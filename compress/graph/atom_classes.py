@@ -63,6 +63,7 @@ class ClassFlags(NamedTuple):
     attention_value: Flags  # attention weights it
     divided_by_root: Flags  # the product that sums over it is divided by the root of its width
     normed: Flags  # a norm acts on it
+    batch_normed: Flags  # a batch norm with weight and bias acts on what rows of weights wrote
 
 
 class AxisRoles(NamedTuple):
@@ -71,6 +72,7 @@ class AxisRoles(NamedTuple):
     inputs: set[int]  # input columns of a layer
     factors: set[int]  # factors on what rows of weights write
     affine: set[int]  # factors, and weights and biases of norms
+    batch_affine: set[int]  # weights and biases of batch norms
 
 
 class SlotRole(NamedTuple):
@@ -108,6 +110,7 @@ class AtomClasses:
             attention_value=marked(Mark.ATTENTION_VALUE),
             divided_by_root=marked(Mark.DIVIDED_BY_ROOT),
             normed=marked(Mark.LAYER_NORMED) | marked(Mark.VECTOR_NORMED),
+            batch_normed=marked(Mark.BATCH_AFFINE),
         )
         first_writers = _first_writers(atoms, roots, axis_of_atom)
         return cls(
@@ -120,6 +123,7 @@ class AtomClasses:
                 inputs=_axes_with(Mark.READ, atoms, axis_of_atom),
                 factors=_axes_with(Mark.FACTOR, atoms, axis_of_atom),
                 affine=_axes_with(Mark.AFFINE, atoms, axis_of_atom),
+                batch_affine=_axes_with(Mark.BATCH_AFFINE, atoms, axis_of_atom),
             ),
         )
 
@@ -136,7 +140,7 @@ class AtomClasses:
 
         A product of queries and keys is divided by the root of their width, so each is rescaled by a fourth root, and
         so are values that are cut with them; the layer that reads the values compensates. If queries and keys are
-        normed, the norm's weights are rescaled instead. A residual stream that is normed is gated where it is written
+        normed, by a batch norm or another, the norm's weights are rescaled instead. A residual stream that is normed is gated where it is written
         and where a norm returns it.
         """
         is_input = axis in self.axis_roles.inputs
@@ -147,7 +151,8 @@ class AtomClasses:
             return SlotRole(gated, 0.0)
         if self.flags.normed[member]:
             return SlotRole(gated, ROOT_POWER if axis in self.axis_roles.affine else 0.0)
-        return SlotRole(gated, ROOT_POWER if gated else -ROOT_POWER if is_input else 0.0)
+        writes = axis in self.axis_roles.batch_affine if self.flags.batch_normed[member] else gated
+        return SlotRole(gated, ROOT_POWER if writes else -ROOT_POWER if is_input else 0.0)
 
     def can_drop_branch(self, slots: list[Slot], atoms: Atoms, axes: Axes) -> bool:
         """Return whether the group is the whole input of its readers, and these only add to a residual stream."""

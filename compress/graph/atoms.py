@@ -36,7 +36,8 @@ class Mark(Enum):
     VECTOR_NORMED = auto()  # the norm of a vector is taken along it
     CHANGED_BEFORE_READ = auto()  # more than factors come between its writer and a layer that reads it
     FACTOR = auto()  # a parameter multiplies what rows of weights wrote
-    AFFINE = auto()  # FACTOR, or weight or bias of a norm
+    AFFINE = auto()  # FACTOR, or weight or bias of a layer norm or RMS norm
+    BATCH_AFFINE = auto()  # weight or bias of a batch norm
 
 
 class BatchNormOutput(NamedTuple):

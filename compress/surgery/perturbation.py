@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from compress.modules import tensor_entries
 
-AMPLIFY_ABOVE = 4.0  # smaller factors are not worth a copy of the weight
+KEEP_SCALE = (0.5, 4.0)  # factors to the usual scale between these are not worth a copy of the weight
 TINY = 0.1  # a vector of smaller values, such as a layer scale, fades what it multiplies
 
 
@@ -28,12 +28,16 @@ def replace_tensors_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn
     return model
 
 
-def perturb_(model: nn.Module) -> nn.Module:
+def perturb_(model: nn.Module, rescale: bool = True) -> nn.Module:
     """Randomize the degenerate tensors of a shared copy: constants, vectors of tiny values, and what is not finite.
 
     A norm at one, a bias at zero, a residual gate at zero or a layer scale of 1e-5 would hide an error behind it.
-    Weights so small that the signal fades behind them are scaled up. A cut that is exact is exact for all values, so
-    other values verify it as well.
+    A signal fades behind tiny weights, and a softmax behind huge ones is the same at every scale. A cut that is exact
+    is exact for all values, so other values verify it as well.
+
+    Args:
+        model: a shared copy, changed in place.
+        rescale: also bring weights that are far smaller or larger than usual to the usual scale.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -41,7 +45,7 @@ def perturb_(model: nn.Module) -> nn.Module:
         if not value.numel():
             return value
         if not _is_degenerate(value.detach()):
-            return _amplified(value.detach()) if isinstance(value, nn.Parameter) else value
+            return _at_usual_scale(value.detach()) if rescale and isinstance(value, nn.Parameter) else value
         random = 0.5 + torch.rand(value.shape, generator=generator)
         if not _is_vector(value):  # a weight: signs, and the scale of an initialized layer
             random *= torch.randint(0, 2, value.shape, generator=generator).mul_(2).sub_(1)
@@ -51,13 +55,13 @@ def perturb_(model: nn.Module) -> nn.Module:
     return replace_tensors_(model, perturbed)
 
 
-def _amplified(weight: Tensor) -> Tensor:
-    """Return a weight with the deviation that keeps the scale of a signal (He et al. 2015), if it has a far smaller."""
+def _at_usual_scale(weight: Tensor) -> Tensor:
+    """Return a weight with the deviation that keeps the scale of a signal (He et al. 2015), if it has quite another."""
     if _is_vector(weight):
         return weight
     deviation = math.sqrt(2 * len(weight) / weight.numel())
     factor = deviation / max(float(weight.float().std()), 1e-12)
-    return weight * factor if factor > AMPLIFY_ABOVE else weight
+    return weight if KEEP_SCALE[0] <= factor <= KEEP_SCALE[1] else weight * factor
 
 
 def _is_degenerate(value: Tensor) -> bool:

@@ -57,6 +57,9 @@ def verify_plan(model: nn.Module, groups: Groups, plan: Plan) -> dict[str, str]:
     verifier = Verifier(model, groups)
     problem = verifier.find_problem(plan)
     if problem is None:
+        verifier.use_own_scale()
+        problem = verifier.find_problem(plan)
+    if problem is None:
         return {}
     keep = {name: np.asarray(kept) for name, kept in plan.keep.items() if len(kept) < plan.widths[name]}
     failures = verifier.find_failures(plan, keep, problem) or dict.fromkeys(keep, problem.reason)
@@ -87,7 +90,7 @@ class Verifier:
     """Compare cuts of one model with its masked reference, on a perturbed copy, in double precision if it runs so."""
 
     def __init__(self, model: nn.Module, groups: Groups, inputs: CallInputs | None = None) -> None:
-        self.groups = groups
+        self.groups, self.dense = groups, model
         self.model = perturb_(shared_copy(model))
         self.dtype: torch.dtype | None = torch.float64
         self.conditions_checked = False  # whether the uncut model runs in this precision, on these inputs
@@ -95,6 +98,10 @@ class Verifier:
         if inputs is not None:
             self.traced_parts = groups.parts
             groups.parts = [p if p.name else replace(p, args=inputs[0], kwargs=inputs[1]) for p in groups.parts]
+
+    def use_own_scale(self) -> None:
+        """Verify with weights at the scale that they have in the model, where other errors may show."""
+        self.model = perturb_(shared_copy(self.dense), rescale=False)
 
     def find_problem(self, plan: Plan) -> Problem | None:
         """Return how the sliced model differs from the masked reference, or None if they agree."""
@@ -123,7 +130,8 @@ class Verifier:
     def refuse_failing_groups(self) -> None:
         """Cut all groups to random widths and refuse those at fault, until the rest agrees.
 
-        Without a failure, two cuts are verified, at even and odd widths. An error may not show in every block, so the
+        Without a failure, two cuts are verified, at even and odd widths, with weights at the usual scale and at their
+        own. An error may not show in every block, so the
         second time, groups of the same role as one at fault are refused with it; the third time, all that is left is.
         """
         groups, reason = self.groups, ""
@@ -137,6 +145,7 @@ class Verifier:
             if problem is None:
                 if seed > 0:
                     return
+                self.use_own_scale()
                 continue
             reason = problem.reason
             failures = self.find_failures(plan, keep, problem) if seed < MAX_CUTS - 1 else {}

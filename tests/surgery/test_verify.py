@@ -137,6 +137,18 @@ def test_missing_rescaling_of_attention_is_detected() -> None:
         assert refused(model, planted(groups, group, slots)) == [group.name]
 
 
+@pytest.mark.parametrize("factor", [1e-3, 1.0, 100.0])
+def test_neither_faint_nor_saturated_attention_hides_a_missing_rescaling(factor: float) -> None:
+    model, groups = found("transformer")
+    scaled = copy.deepcopy(model)
+    with torch.no_grad():
+        for block in scaled.blocks:
+            block.attn.qkv.weight.mul_(factor)
+    group = next(g for g in groups if any(slot.rescale_power for slot in g.slots))
+    slots = tuple(replace(slot, rescale_power=0.0) for slot in group.slots)
+    assert refused(scaled, planted(groups, group, slots)) == [group.name]
+
+
 def test_network_that_mixes_dropped_into_kept_channels_is_detected() -> None:
     """The groups of one network, the code of another: a group norm in place of a batch norm."""
     model, groups = found("wide")

@@ -28,6 +28,8 @@ def batch_norm(atoms: Atoms, call: OperatorCall) -> TracedTensor:
     if isinstance(weight, TracedTensor) and weight.is_parameter:
         out.batch_norm = None if call["training"] else BatchNormOutput(weight.name, "")
         out.scales_with_rows = x.scales_with_rows and isinstance(call["bias"], TracedTensor)  # weight and bias scale
+        for vector in vectors[:2] if x.scales_with_rows else ():
+            atoms.mark(vector and vector.atom_ids[0], Mark.BATCH_AFFINE)
     return out
 
 
