@@ -156,7 +156,7 @@ def describe_failure(row: Row) -> str:
         problems.append(f"{row['status']}: {row['reason'][:160]}")
     if row["status"] in ("does not run", "differs"):
         problems.append(f"half of the MACs: {row['status']}")
-    failing = [key for key in STATUS_KEYS if key != "exact" and row.get(key)]
+    failing = [key for key in STATUS_KEYS if key not in ("exact", "refused_plans") and row.get(key)]
     problems += [f"{row[key]} of {row['plans']} plans: {STATUS_KEYS[key]}" for key in failing]
     if row.get("forward_passes", 0) > MAX_PASSES:
         problems.append(f"{row['forward_passes']} forward passes")
@@ -168,7 +168,7 @@ def describe_failure(row: Row) -> str:
 def tables(content: dict[str, Any]) -> list[results.ResultTable]:
     """Return the counts by library, the pairs with failures, networks above half of the MACs, and all pairs."""
     rows = content["rows"]
-    head = ["library", "networks", "pairs", "plans", "exact", "do not run", "differ", "crash or hang"]
+    head = ["library", "networks", "pairs", "plans", "exact", "refused", "do not run", "differ", "crash or hang"]
     head += ["50 % MACs, default target", "50 % MACs, any target", "most forward passes", "slowest find_groups"]
     lines = []
     for library in [*LIBRARIES, ""]:
@@ -226,7 +226,8 @@ def summary_line(rows: Sequence[Row]) -> str:
     counts = summary(rows)
     return (
         f"{counts['pairs']} pairs of {counts['networks']} networks, {counts['plans']} plans: {counts['exact']} exact, "
-        f"{counts['does_not_run']} do not run, {counts['differs']} differ; {counts['crash_or_hang']} crash or hang; "
+        f"{counts['refused_plans']} refused by verification, {counts['does_not_run']} do not run, "
+        f"{counts['differs']} differ; {counts['crash_or_hang']} crash or hang; "
         f"50 % of the MACs on {counts['half_by_default']} networks by default, {counts['half_by_any_target']} by any "
         f"target; at most {counts['most_passes']} forward passes and {counts['most_seconds']} s for find_groups"
     )

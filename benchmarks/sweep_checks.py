@@ -22,7 +22,7 @@ from compress.graph import Groups, Index
 from compress.graph.model_groups import OUTPUT_REASON
 from compress.modules import as_call_inputs, tensors_in
 from compress.recipe import Recipe
-from compress.surgery import Plan
+from compress.surgery import Plan, verify_plan
 
 from . import coverage, zoo
 from .sweep_networks import Example, build_example
@@ -36,14 +36,17 @@ TARGETS: dict[str, dict[str, Any]] = {
 }
 ATTENTION_KINDS = {"attention", "heads"}
 NEEDED_KINDS = dict.fromkeys(TARGETS, ATTENTION_KINDS) | {"embedding": {*ATTENTION_KINDS, "embedding"}}
-STATUS_KEYS = {"exact": "exact", "does_not_run": "does not run", "differs": "differs"}
+STATUS_KEYS = {"exact": "exact", "refused_plans": "refused", "does_not_run": "does not run", "differs": "differs"}
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 MAX_FAILURES, MAX_REDUCTIONS = 3, 40  # failures described in a row; runs to find out which groups cause one
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a cut: exact, does not run, or differs, with a description of the failure."""
+    """Result of a cut: exact, does not run, or differs, with a description of the failure.
+
+    A cut that fails and that `verify_plan` finds, as every run does before it applies a plan, is refused.
+    """
 
     status: str
     detail: str = ""
@@ -85,6 +88,15 @@ class Comparison:
         exact = difference <= TOLERANCE[self.example.dtype]
         detail = "" if exact else f"differs by {difference:.1e} of the range"
         return Outcome("exact" if exact else "differs", detail, difference, effect)
+
+    def check_as_a_run(self, keep: Mapping[str, Index]) -> Outcome:
+        """Cut a copy of the network; if that fails, verify the plan as a run would."""
+        outcome = self.check(keep)
+        if outcome.status == "exact":
+            return outcome
+        plan = Plan.build(self.example.model, self.groups, keep)
+        failures = verify_plan(self.example.model, self.groups, plan)
+        return Outcome("refused", next(iter(failures.values()))) if failures else outcome
 
     def reduce_failure(self, keep: Mapping[str, Index]) -> dict[str, str]:
         """Return a small part of a failing cut that still fails, as kept width of width by group."""
@@ -191,16 +203,16 @@ def check_target(example: Example, target: str, plans: int) -> dict[str, Any]:
     comparison = Comparison(example, groups)
     keep, cost = coverage.choose_kept(example.model, groups, recipe), groups.cost
     row["macs_left"] = round(int(cost.macs([len(keep[n]) for n in cost.names])) / int(cost.macs(cost.widths)), 4)
-    outcome = comparison.check(keep)
+    outcome = comparison.check_as_a_run(keep)
     row |= {"status": outcome.status, "difference": outcome.difference, "effect": outcome.effect, "plans": plans}
     checks = [("half", keep, outcome)]
     for seed in range(plans):
         keep = random_keep(groups, seed)
-        checks.append((str(seed), keep, comparison.check(keep)))
+        checks.append((str(seed), keep, comparison.check_as_a_run(keep)))
     counts = Counter(outcome.status for _, _, outcome in checks[1:])
     row |= {key: counts[status] for key, status in STATUS_KEYS.items()}
     row["least_effect"] = min((o.effect for _, _, o in checks if o.status == "exact"), default=0.0)
-    failing = [check for check in checks if check[2].status != "exact"][:MAX_FAILURES]
+    failing = [check for check in checks if check[2].status not in ("exact", "refused")][:MAX_FAILURES]
     failures: list[dict[str, Any]] = [{"plan": label, "detail": o.detail} for label, _, o in failing]
     if failing:
         failures[-1]["groups"] = comparison.reduce_failure(failing[-1][1])

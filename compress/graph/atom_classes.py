@@ -140,8 +140,8 @@ class AtomClasses:
 
         A product of queries and keys is divided by the root of their width, so each is rescaled by a fourth root, and
         so are values that are cut with them; the layer that reads the values compensates. If queries and keys are
-        normed, by a batch norm or another, the norm's weights are rescaled instead. A residual stream that is normed is gated where it is written
-        and where a norm returns it.
+        normed, by a batch norm or another, the norm's weights are rescaled instead. A residual stream that is normed is
+        gated where it is written and where a norm returns it.
         """
         is_input = axis in self.axis_roles.inputs
         if not self.gated_on_output(member):
