@@ -35,7 +35,7 @@ def test_normalized_queries_with_a_scale_from_their_width_are_refused() -> None:
 
 
 class AttentionAfterBatchNorms(nn.Module):
-    """One head on feature maps: queries and keys come from convolutions with batch norms, the scale from their width."""
+    """One head on feature maps: queries and keys come from convolutions with batch norms; their width sets the scale."""
 
     def __init__(self) -> None:
         super().__init__()
