@@ -4,7 +4,7 @@ Rules by operator (rules/) join positions of tensors; joined positions become gr
 their costs, and the attributes that follow their widths.
 """
 
-from .activations import Activations, ModuleCall
+from .activation_groups import Activations, ModuleCall
 from .atoms import BatchNormOutput, TracedTensor
 from .costs import Cost
 from .group import BranchRemoval, Group, Index, Slot, TracedPart

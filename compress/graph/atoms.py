@@ -155,7 +155,7 @@ class Atoms:
         if self.current_module is not None:
             self.size_hints.append(SizeHint(self.current_module, size, atom_ids))
 
-    def frozen_padding(self, size: int, reason: str) -> AtomIds:
+    def new_frozen_atoms(self, size: int, reason: str) -> AtomIds:
         """Create atoms for positions of fixed number."""
         atom_ids = self.new(size)
         self.freeze(atom_ids, reason)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .activations import CallTrace
+from .activation_groups import CallTrace
 
 Index = NDArray[np.int64]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from .activations import Activations
+from .activation_groups import Activations
 from .atoms import BatchNormOutput
 from .costs import Cost
 from .group import BranchRemoval, Group, RefusedGroup, TracedPart, WidthAttribute

@@ -16,7 +16,7 @@ from rich.text import Text
 from compress.formatting import format_count, format_metric, format_time, text_bar
 from compress.graph import Groups
 
-from .group_rows import GROUP_COLUMNS, GroupRow
+from .group_table import GROUP_COLUMNS, GroupRow
 
 if TYPE_CHECKING:
     from compress.exporters import ExportReport

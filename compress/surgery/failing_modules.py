@@ -172,7 +172,7 @@ def groups_at_fault(
     roles: dict[str, list[Group]] = {}
     for group in groups:
         if any(group in members for members in suspects):
-            roles.setdefault(role_of(group), []).append(group)
+            roles.setdefault(layer_pattern(group), []).append(group)
     # Groups that reach over many modules, such as residual streams, are less likely to be at fault: they come first.
     order = sorted(roles.values(), key=lambda members: -len({slot.tensor for g in members for slot in g.slots}))
     at_fault: dict[str, str] = {}
@@ -210,7 +210,7 @@ def _suspects(groups: Groups, call: FailingCall, candidates: Mapping[str, Group]
     return [n for n, g in candidates.items() if any(s.tensor.startswith(f"{call.module}.") for s in g.slots)]
 
 
-def role_of(group: Group) -> str:
+def layer_pattern(group: Group) -> str:
     """Return the tensors of a group without the numbers of blocks: the same for the same layers of every block."""
     return " ".join(sorted({re.sub(r"\d+", "#", f"{slot.tensor} {slot.dim}") for slot in group.slots}))
 

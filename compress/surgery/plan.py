@@ -20,7 +20,7 @@ from compress.modules import compact_form_of, dense_class_name, enclosing_module
 from compress.storage import read_json, write_atomic
 
 from .branches import constant_layers
-from .kernels import KernelSpans, smaller_kernel_attributes
+from .crop_kernels import KernelSpans, smaller_kernel_attributes
 from .plan_data import PlanData, Rescaling
 from .plan_validation import check_plan, validate_plan_dict
 from .slicing import slice_

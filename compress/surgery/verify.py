@@ -25,7 +25,7 @@ from .compare_outputs import (
     compare_masked_and_sliced,
     model_runs,
 )
-from .failing_modules import find_failing_calls, groups_at_fault, role_of
+from .failing_modules import find_failing_calls, groups_at_fault, layer_pattern
 from .perturbation import perturb_
 from .plan import Plan
 
@@ -152,7 +152,7 @@ class Verifier:
             if not failures:
                 break
             if seed > 0:
-                failures |= _same_role(candidates, failures)
+                failures |= _same_layer_pattern(candidates, failures)
             for name, failure in failures.items():
                 groups.refuse([g for g in groups.offered if g.name == name], failure)
         groups.refuse([g for g in groups.offered if g.width > g.num_heads], reason)
@@ -174,7 +174,7 @@ class Verifier:
         accepted: list[Group] = []
         roles: dict[str, list[Group]] = {}
         for group in candidates:
-            roles.setdefault(role_of(group), []).append(group)
+            roles.setdefault(layer_pattern(group), []).append(group)
         for tried in [list(candidates), *(roles.values() if len(roles) > 1 else ())]:
             emptied = {group.name: np.zeros(0, dtype=np.int64) for group in (*accepted, *tried)}
             plan = Plan.build(self.model, self.groups, random_widths(others, seed=0) | emptied)
@@ -186,10 +186,10 @@ class Verifier:
         return failing
 
 
-def _same_role(candidates: Sequence[Group], failures: Mapping[str, str]) -> dict[str, str]:
+def _same_layer_pattern(candidates: Sequence[Group], failures: Mapping[str, str]) -> dict[str, str]:
     """Return the candidates that have the same role as one at fault, with its reason."""
-    reasons = {role_of(group): failures[group.name] for group in candidates if group.name in failures}
-    return {g.name: reasons[role_of(g)] for g in candidates if role_of(g) in reasons and g.name not in failures}
+    reasons = {layer_pattern(group): failures[group.name] for group in candidates if group.name in failures}
+    return {g.name: reasons[layer_pattern(g)] for g in candidates if layer_pattern(g) in reasons and g.name not in failures}
 
 
 def random_widths(groups: Sequence[Group], seed: int) -> dict[str, Index]:

@@ -28,7 +28,7 @@ def pad(atoms: Atoms, call: OperatorCall) -> TracedTensor:
         else:
             reason = "is padded with zeros by the model's code, by a fixed amount"
             atom_ids[d] = np.concatenate(
-                [atoms.frozen_padding(before, reason), atom_ids[d], atoms.frozen_padding(after, reason)]
+                [atoms.new_frozen_atoms(before, reason), atom_ids[d], atoms.new_frozen_atoms(after, reason)]
             )
     return TracedTensor(
         call.shape, atom_ids, is_constant=x.is_constant, scales_with_rows=x.scales_with_rows and not call["value"]
@@ -95,7 +95,7 @@ def cat(atoms: Atoms, call: OperatorCall) -> TracedTensor:
     if any(t.atom_ids[d] is not None for t in tensors):
         reason = "is a fixed part of a concatenation"
         out.atom_ids[d] = np.concatenate(
-            [t.atom_ids[d] if t.atom_ids[d] is not None else atoms.frozen_padding(t.shape[d], reason) for t in tensors]
+            [t.atom_ids[d] if t.atom_ids[d] is not None else atoms.new_frozen_atoms(t.shape[d], reason) for t in tensors]
         )
     out.scales_with_rows = all(t.scales_with_rows for t in tensors)
     return out
