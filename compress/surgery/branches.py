@@ -141,6 +141,7 @@ def _layer_removals(model: nn.Module, paths: set[str], last_layers: set[str]) ->
 
 
 def _uses_torch_forward(layer: nn.Module) -> bool:
+    """Return whether this is a linear layer or convolution whose `forward` is torch's own."""
     return is_plain_layer(layer, forward=ForwardCheck.CLASS, grouped=True)
 
 

@@ -94,8 +94,9 @@ def cat(atoms: Atoms, call: OperatorCall) -> TracedTensor:
     out.shape = call.shape
     if any(t.atom_ids[d] is not None for t in tensors):
         reason = "is a fixed part of a concatenation"
+        parts = [(t.atom_ids[d], t.shape[d]) for t in tensors]
         out.atom_ids[d] = np.concatenate(
-            [t.atom_ids[d] if t.atom_ids[d] is not None else atoms.new_frozen_atoms(t.shape[d], reason) for t in tensors]
+            [ids if ids is not None else atoms.new_frozen_atoms(size, reason) for ids, size in parts]
         )
     out.scales_with_rows = all(t.scales_with_rows for t in tensors)
     return out
