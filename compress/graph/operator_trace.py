@@ -244,7 +244,7 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.atoms.freeze(atom_ids, reason)
 
     def describe_as_frozen(self, values: Any, reason: str) -> None:
-        """Describe these tensors by dimensions of fixed size, whatever is known about them."""
+        """Describe these tensors by dimensions of fixed size, even if atoms are known for them."""
         self.atoms.current_module = None
         for tensor in tensors_in(values):
             atom_ids = [self.atoms.new_frozen_atoms(size, reason) if size > 1 else None for size in tensor.shape]

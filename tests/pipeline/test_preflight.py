@@ -110,7 +110,7 @@ def test_attention_is_not_looked_for_in_a_network_without() -> None:
         recipe,
         train=train,
     )
-    with pytest.raises(compress.NotReady, match=r"target\.attention: the model has no dimensions"):
+    with pytest.raises(compress.NotReady, match=r"target\.attention: no attention was found"):
         compress.preview(dense(), recipe, example_inputs=torch.randn(1, 1, 8, 8))
 
 
