@@ -126,6 +126,8 @@ def prune(
         NotReady: something that the recipe needs is missing or does not fit; the message lists all problems.
         TraceError: the model does not run on the example inputs.
         BudgetError: the budget cannot be met.
+        PlanError: the plan is not exact, and no group is at fault.
+        DoesNotRun: a network cannot be timed, though its cut is exact on the example inputs.
         Diverged: a loss is not finite.
         ExportError: the model cannot be exported as the recipe says; the pruned network, if there is one already, is
             in the workdir.
@@ -188,13 +190,16 @@ class Preview:
 def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Preview:
     """Return groups, widths and costs that a recipe leads to, and whether its budget can be met, without training.
 
-    If the search needs no data, the widths are those of the recipe. Otherwise they are computed as if all dimensions
-    were equally important, and the message says so. For a latency budget, candidates are sliced and timed.
+    If the search needs no data, the widths are those of the recipe. Otherwise the search will choose them; here every
+    group keeps about the same fraction of its dimensions, and the message says so. For a latency budget, candidates are
+    sliced and timed.
 
     Raises:
         RecipeError: the recipe is invalid.
         NotReady: `model` is not a model, or has no dimensions of the kinds that the recipe targets.
         TraceError: the model does not run on the example inputs.
+        PlanError: the plan is not exact, and no group is at fault.
+        DoesNotRun: a network cannot be timed, though its cut is exact on the example inputs.
     """
     recipe, model = Recipe.load(recipe), unwrap_model(model)
     groups = find_groups(model, example_inputs, recipe.target)
@@ -236,7 +241,7 @@ def _reachable_message(budget: Budget, smallest: float | None, needs_data: bool)
         f"; the smallest reachable is {format_percent(smallest)}" if smallest is not None else ", as measured here"
     )
     if needs_data and not budget.auto:
-        message += ". Widths are shown as if all dimensions were equally important"
+        message += ". The search chooses the widths; here every group keeps about the same fraction of its dimensions"
     return message
 
 

@@ -63,7 +63,7 @@ class OnnxFileWriter:
 
         Raises:
             MissingExtra: the packages of the `onnx` extra are not installed.
-            ExportError: the model cannot be exported with these options, or the file is not smaller than the dense one.
+            ExportError: the model cannot be exported with these options, or has no fewer parameters than the dense one.
             ParityError: the file computes something different from the model.
             OSError: the file cannot be written.
         """
@@ -108,7 +108,7 @@ class OnnxFileWriter:
         """Translate the dense model with the same options; add its size to the report.
 
         Raises:
-            ExportError: the compact file is not smaller.
+            ExportError: the compact model does not have fewer parameters.
         """
         proto = lower_to_onnx(dense, signature, self.options).proto
         data = proto.SerializeToString()

@@ -83,7 +83,7 @@ def export(
 
     Raises:
         MissingExtra: the packages of the `onnx` extra are not installed.
-        ExportError: the model cannot be exported with these options, or the file is not smaller than the dense one.
+        ExportError: the model cannot be exported with these options, or it does not have fewer parameters than `dense`.
         ParityError: the file computes something different; the message names the output and the first node that
             differs.
         OSError: the file cannot be written.

@@ -107,7 +107,7 @@ def _no_match_message(groups: Groups, pattern: str, names: list[str]) -> str:
     refused = next((r for r in groups.refused if NamePattern(pattern).matches(r.name)), None)
     nearest = difflib.get_close_matches(pattern.removeprefix("re:"), names, n=3, cutoff=0.3)
     hint = f"; the nearest names are {', '.join(nearest)}" if nearest else ""
-    hint = f"; {refused.name} is left alone: {refused.reason}" if refused else hint
+    hint = f"; {refused.name} is not cut: {refused.explanation}" if refused else hint
     return (
         f"target.bounds: {pattern!r} matches no group{hint}. "
         "Give the full name of a group or a module, or re: and a regular expression for the whole name."

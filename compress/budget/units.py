@@ -1,6 +1,7 @@
 """Budget units: one entry in a table for each, with the cost of widths in that unit.
 
-A new computed unit needs an entry in `UNITS` and a field of the same name in the recipe's `Budget`.
+A new computed unit needs an entry in `UNITS`, and its name in `BudgetUnit` and as a field of `Budget`, both in
+recipe/sections.py.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from .batches import (
     preserved_generators,
     seed_loader,
 )
-from .halves import split_into_halves
 from .micro_batches import AccumulatedBatch, batch_size_of, batches_of_step, slice_batch, split_batch
 from .named_loaders import DATA_SOURCES, TrainValLoaders, loaders
 from .sharding import shard_loader
+from .split_halves import split_into_halves
 
 __all__ = [
     "DATA_SOURCES",

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any
 
 from .batches import loader_parts, num_batches
-from .halves import AlternatingLoader, PairedLoader
 from .micro_batches import AccumulatedBatch
+from .split_halves import AlternatingLoader, PairedLoader
 
 
 class AccumulatingLoader:

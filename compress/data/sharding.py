@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from compress.distributed import rank, world_size
 
-from .halves import LOADER_SETTINGS, AlternatingLoader, PairedLoader
+from .split_halves import LOADER_SETTINGS, AlternatingLoader, PairedLoader
 
 SHARDING_ATTRIBUTES = ("num_replicas", "world_size", "rank")  # of samplers that shard the data themselves
 

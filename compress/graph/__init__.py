@@ -1,10 +1,12 @@
-"""Find the groups of dimensions that must be removed together, by tracing the operators of a model.
+"""Find the dimensions of a model that can be removed, and their groups, by tracing its operators.
 
-Rules by operator (rules/) join positions of tensors; joined positions become groups with the tensors that hold them,
-their costs, and the attributes that follow their widths.
+A dimension is a set of coupled positions in several tensors that must be removed together: a channel, for example, is a
+row of one weight, an entry of a batch norm and a column of the next weight. A group holds the dimensions that live in
+the same tensors; each of them can be removed on its own. Rules by operator (rules/) join positions to dimensions.
+Groups know their tensors, their costs, and the attributes that follow their widths.
 """
 
-from .activations import Activations, ModuleCall
+from .activation_groups import Activations, ModuleCall
 from .atoms import BatchNormOutput, TracedTensor
 from .costs import Cost
 from .group import BranchRemoval, Group, Index, Slot, TracedPart

@@ -37,7 +37,7 @@ class GroupKind(IntEnum):
 
 @dataclass
 class FreezeReasons:
-    """Why classes cannot be cut."""
+    """The reasons for which classes cannot be cut."""
 
     index: Index  # class -> index into `texts`, or -1
     texts: list[str]
@@ -60,7 +60,7 @@ class ClassFlags(NamedTuple):
 
     added: Flags  # part of a residual stream
     contracted: Flags  # a product of activations, or a norm of vectors, sums over it
-    attention_value: Flags  # attention weights it
+    attention_value: Flags  # features of the values, which are summed with attention weights
     divided_by_root: Flags  # the product that sums over it is divided by the root of its width
     normed: Flags  # a norm acts on it
     batch_normed: Flags  # a batch norm with weight and bias acts on what rows of weights wrote
@@ -132,7 +132,11 @@ class AtomClasses:
         return GroupKind(int(self.kinds[member]))
 
     def gated_on_output(self, member: int) -> bool:
-        """Return whether gates are on the rows that write a class, because no layer's input columns could hold them."""
+        """Return whether gates are on the rows that write a class instead of the input columns of its readers.
+
+        That is so if a product of activations reads the class (queries, keys, and values that share their scores) or
+        norms do (a residual stream with layer norms): these have no input columns that a gate could scale.
+        """
         return bool(self.flags.contracted[member]) or self.kind(member) is GroupKind.EMBEDDING
 
     def slot_role(self, member: int, axis: int) -> SlotRole:
@@ -140,8 +144,8 @@ class AtomClasses:
 
         A product of queries and keys is divided by the root of their width, so each is rescaled by a fourth root, and
         so are values that are cut with them; the layer that reads the values compensates. If queries and keys are
-        normed, by a batch norm or another, the norm's weights are rescaled instead. A residual stream that is normed is
-        gated where it is written and where a norm returns it.
+        normed, by a batch norm or another, the norm's weights are rescaled instead. A residual stream that is normed
+        is gated where it is written, and on the weights and biases of its norms.
         """
         is_input = axis in self.axis_roles.inputs
         if not self.gated_on_output(member):
@@ -219,15 +223,15 @@ def _freeze_reasons(atoms: Atoms, roots: AtomIds, flags: ClassFlags, is_written:
     frozen.add(flags.normed & ~flags.added & ~flags.contracted, "is mixed by a layer norm")
     read_and_written = np.zeros(atoms.count, dtype=bool)
     read_and_written[roots[atoms.marked_atoms(Mark.READ) & atoms.marked_atoms(Mark.WRITTEN)]] = True
-    frozen.add(read_and_written, "is read and written through the same parameter")
-    frozen.add(is_written & ~marked(Mark.READ) & ~flags.contracted, "nothing reads it")
+    frozen.add(read_and_written, "is both an input and an output of the same parameter")
+    frozen.add(is_written & ~marked(Mark.READ) & ~flags.contracted, "is not read by any layer")
     frozen.add(
         flags.contracted & marked(Mark.CHANGED_BEFORE_READ),
-        "is multiplied with an activation, and changed before a layer reads it",
+        "is summed over in a product of activations, and something changes it before a layer reads it",
     )
     frozen.add(
         flags.divided_by_root & flags.normed & ~marked(Mark.AFFINE),
-        "is divided by its norm, and its product by the root of its width",
+        "is normalized without a weight, and the scale of its attention depends on its width",
     )
     return frozen
 

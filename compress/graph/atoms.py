@@ -1,5 +1,6 @@
-"""Atoms: one per position of every dimension of every parameter, joined if their positions must be removed together.
+"""Atoms: ids of positions, joined if the positions must be removed together.
 
+An atom is the id of one position along one dimension of one tensor: row 3 of a weight has one, column 3 another.
 Each tensor in the graph is described by a `TracedTensor`: for every dimension either `None` (its size is fixed) or an
 array with one atom per position. Rules of operators join atoms, move them, mark them or freeze them. Joined atoms form
 a class (union-find), and a class is one dimension that can be kept or dropped.
@@ -30,7 +31,7 @@ class Mark(Enum):
     TOKENS = auto()  # the last of three or more dimensions: features of tokens
     CONTRACTED = auto()  # two activations are multiplied and summed over it, as queries and keys are
     IN_PRODUCT = auto()  # a dimension of an activation that is multiplied with another, summed over or not
-    ATTENTION_VALUE = auto()  # features of the values that attention weights
+    ATTENTION_VALUE = auto()  # features of the values, which are summed with attention weights
     DIVIDED_BY_ROOT = auto()  # the product summed over it is divided by the root of its width
     LAYER_NORMED = auto()  # a layer norm or RMS norm acts on it, which can be cut
     VECTOR_NORMED = auto()  # the norm of a vector is taken along it
@@ -135,7 +136,8 @@ class Atoms:
     def join_values(self, qk_ids: AtomIds, value_ids: AtomIds) -> None:
         """Keep or drop values with queries and keys, unless values are changed before a layer reads them.
 
-        Queries and keys are gated where they are written, and there a gate on values that are changed is not exact.
+        Joined values are gated where they are written, as queries and keys are. If a convolution or an activation
+        function changes values after that, a dropped value does not stay zero, and the gate would not be exact.
         """
         self._qkv_edges.append((qk_ids, value_ids))
 
@@ -155,8 +157,8 @@ class Atoms:
         if self.current_module is not None:
             self.size_hints.append(SizeHint(self.current_module, size, atom_ids))
 
-    def frozen_padding(self, size: int, reason: str) -> AtomIds:
-        """Create atoms for positions of fixed number."""
+    def new_frozen_atoms(self, size: int, reason: str) -> AtomIds:
+        """Create `size` atoms that cannot be cut, for positions whose number is fixed (such as padding)."""
         atom_ids = self.new(size)
         self.freeze(atom_ids, reason)
         return atom_ids

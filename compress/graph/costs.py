@@ -143,13 +143,6 @@ class Cost:
         total: IntArray = np.asarray(kept, dtype=np.int64).sum(-1)
         return total
 
-    def cost_per_dimension(self, unit: str) -> NDArray[np.float64]:
-        """Return what one dimension of each group costs in the dense network, in params, macs or dims."""
-        measure = getattr(self, unit)
-        with_one_less: IntArray = measure(self.widths - np.diag(self.num_heads))
-        per_dimension: NDArray[np.float64] = (int(measure(self.widths)) - with_one_less) / self.num_heads
-        return per_dimension
-
     def with_num_heads(self, num_heads: Mapping[str, int]) -> Cost:
         """Return the cost of the same network whose groups are split by head: each width is that of all heads."""
         heads = np.array([num_heads[name] for name in self.names], dtype=np.int64)

@@ -1,4 +1,8 @@
-"""A group of dimensions that are removed independently of each other, and the types that go with it."""
+"""Groups of dimensions, and the types that go with them.
+
+A dimension is a set of coupled positions in several tensors that must be removed together. A group holds the dimensions
+that live in the same tensors; each of them can be removed on its own.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .activations import CallTrace
+from .activation_groups import CallTrace
 
 Index = NDArray[np.int64]
+REASON_VERBS = {"has", "is", "meets", "passes", "reads"}  # the first words of reasons whose subject is the dimension
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,17 +33,18 @@ class Slot:
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Dimensions with the same number of positions in the same tensors; any of them can be dropped on its own."""
+    """Dimensions that live in the same tensors, each with as many positions; any of them can be dropped on its own."""
 
     name: str
     kind: str  # channels, residual, attention, mlp, heads or embedding
     width: int
     slots: tuple[Slot, ...]
-    gated_on_output: bool = False  # a product of activations or a norm reads it: gates are on the rows that write it
-
+    gated_on_output: bool = False  # gates are on the rows that write it, because an activation product or norm reads it
     attention_part: str = ""  # qk, v, or qkv if they are cut together; empty if the kind is not attention
     can_drop_branch: bool = False  # it is the whole input of the last layers of residual branches
-    num_heads: int = 1  # runs of equal length that keep the same number of dimensions each
+    # 1, or the number of heads if each has its own scores: dimensions are listed head by head, and all heads keep
+    # equally many of them.
+    num_heads: int = 1
 
     def indices_per_head(self, count: int, generator: np.random.Generator | None = None) -> Index:
         """Return `count` dimensions of every head: the first ones, or random ones if there is a generator."""
@@ -66,6 +72,11 @@ class RefusedGroup:
     kind: str
     width: int
     reason: str
+
+    @property
+    def explanation(self) -> str:
+        """The reason as a clause with a subject: `its dimension is mixed by a layer norm`."""
+        return f"its dimension {self.reason}" if self.reason.split(" ")[0] in REASON_VERBS else self.reason
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 from torch import nn
 
-from .activations import Activations
+from .activation_groups import Activations
 from .atom_classes import AtomClasses
 from .axes import Axes
 from .costs import Cost

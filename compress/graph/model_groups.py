@@ -1,4 +1,4 @@
-"""All groups of a model: which channels, heads and MLP units can be removed, and at what cost."""
+"""All groups of a model: the channels, heads and MLP units that can be removed, and the cost of what remains."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from .activations import Activations
+from .activation_groups import Activations
 from .atoms import BatchNormOutput
 from .costs import Cost
 from .group import BranchRemoval, Group, RefusedGroup, TracedPart, WidthAttribute
@@ -44,9 +44,9 @@ class Groups:
         return next(g for g in self.offered if g.name == name)
 
     def describe_refusals(self) -> str:
-        """Return the most common reasons why groups are not cut, by the network and by the target, and some notes."""
-        reasons = [(r.reason.partition(" (in ")[0], r.reason) for r in self.refused]  # without and with the module
-        first_with_module, counts = dict(reversed(reasons)), Counter(reason for reason, _ in reasons)
+        """Return the most common reasons for which network and target exclude groups, and some notes."""
+        reasons = [(r.reason.partition(" (in ")[0], r) for r in self.refused]  # without the module
+        first_refused, counts = dict(reversed(reasons)), Counter(reason for reason, _ in reasons)
         common = [reason for reason, _ in counts.most_common() if reason != OUTPUT_REASON]
         main = [
             next((reason for reason in common if ("target." in reason) == by_target), "") for by_target in (False, True)
@@ -55,10 +55,12 @@ class Groups:
         main = main or [OUTPUT_REASON] * (OUTPUT_REASON in counts)
         sentences = []
         for reason in main if main != [OUTPUT_REASON] or not self.offered else ():
-            text = first_with_module[reason]
-            if counts[reason] > 1:
-                text = text.replace(" (in ", " (first in ")
-            sentences.append(f"{counts[reason]} {'is' if counts[reason] == 1 else 'are'} left alone: {text}")
+            first = first_refused[reason]
+            if counts[reason] == 1:
+                sentences.append(f"1 group is not cut: {first.explanation}")
+            else:
+                differs = first.explanation != reason  # from group to group, in module or subject
+                sentences.append(f"{counts[reason]} groups are not cut{'; the first' * differs}: {first.explanation}")
         if not self.offered:
             advice = sorted(self.notes, key=lambda note: "target." not in note)[:3]
             sentences += [note for note in self.notes if note in advice]

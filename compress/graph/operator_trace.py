@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compress.modules import ParameterGuard, modules_of, scripted_modules, tensors_in
 
 from . import rules  # noqa: F401  (fills the table of rules)
-from .activations import CallTrace, ModuleCall
+from .activation_groups import CallTrace, ModuleCall
 from .atoms import Atoms, Mark, TracedTensor
 from .attribute_sizes import AttributeSize, SizeUse, has_attribute_sizes, tracked_attributes, uses_by_position
 from .rules.registry import RULES, OperatorCall, barrier
@@ -244,10 +244,10 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.atoms.freeze(atom_ids, reason)
 
     def describe_as_frozen(self, values: Any, reason: str) -> None:
-        """Describe these tensors by dimensions of fixed size, whatever is known about them."""
+        """Describe these tensors by dimensions of fixed size, even if atoms are known for them."""
         self.atoms.current_module = None
         for tensor in tensors_in(values):
-            atom_ids = [self.atoms.frozen_padding(size, reason) if size > 1 else None for size in tensor.shape]
+            atom_ids = [self.atoms.new_frozen_atoms(size, reason) if size > 1 else None for size in tensor.shape]
             self.describe(tensor, TracedTensor(tuple(tensor.shape), atom_ids))
 
     def traced(self, tensor: Tensor, is_kernel: bool = False) -> TracedTensor:

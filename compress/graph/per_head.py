@@ -41,8 +41,8 @@ def split_by_head_(groups: Groups, whole_heads: Groups, shapes: Mapping[str, tup
     not_split = [g.name for g in offered if g.kind == "attention" and g.num_heads == 1]
     if not_split:
         groups.notes.append(
-            f"{len(not_split)} groups of attention share their scores between heads, {not_split[0]} among "
-            "them: it has one head only, or its heads share positions or alternate with each other"
+            f"{len(not_split)} attention groups have the same scores in all heads, for example {not_split[0]}: "
+            "there is one head only, or the positions of the heads overlap or alternate"
         )
     groups.offered = offered
     groups.cost = groups.cost.with_num_heads({g.name: g.num_heads for g in offered})
@@ -60,8 +60,8 @@ def _head_table(group: Group, shapes: Mapping[str, tuple[int, ...]]) -> HeadTabl
 def _split_slot(slot: Slot, num_heads: int, table: HeadTable) -> Slot | None:
     """Return the slot with a row for every dimension of every head, head by head; None if it cannot be split.
 
-    It cannot if heads share positions, or if the positions of a head are no run: what is kept of several heads would
-    then be in another order than the code expects.
+    A slot cannot be split if heads share positions, or if the positions of a head are not consecutive: the kept
+    positions of several heads would then be in another order than the code expects.
     """
     if (slot.tensor, slot.dim) not in table:
         return None

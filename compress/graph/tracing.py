@@ -82,7 +82,7 @@ def trace_model(
     trace = Trace(atoms)
     if scripted := list(scripted_modules(model)):
         named = f"{scripted[0]} and {len(scripted) - 1} more" if len(scripted) > 1 else scripted[0]
-        trace.notes.append(f"scripted modules are left alone with the dimensions that they read and write: {named}")
+        trace.notes.append(f"scripted modules are not cut, nor the dimensions that they read and write: {named}")
     known = TensorNames(model)
     with module_mode(model, training=False):
         try:
@@ -104,8 +104,8 @@ def trace_model(
             except Untraceable as error:
                 trace.notes.append(f"training mode cannot be traced: {error}")
     if unused:
-        text = f"{len(unused)} parameters are never used, {sorted(unused)[0]} among them"
-        trace.notes.append(f"{text}: code that uses them on other inputs would meet the new widths, and may not run")
+        text = f"the example inputs do not use {len(unused)} parameters, for example {sorted(unused)[0]}"
+        trace.notes.append(f"{text}: code that uses them on other inputs was not verified and may fail after the cut")
     return trace
 
 
@@ -149,7 +149,9 @@ def _trace_children(
     for name in innermost:
         label = name or "the model"
         if not one_path:
-            trace.notes.append(f"{label} is left uncut; target.one_path would trust the path that the inputs take")
+            trace.notes.append(
+                f"{label} is not cut; set target.one_path: true to cut it along the path that the example inputs take"
+            )
             continue
         try:
             for call in record.calls[name]:
@@ -159,7 +161,7 @@ def _trace_children(
                 trace.parts.append(TracedPart(name, *call))
             trace.notes.append(f"{label} was traced by torch-pruning, which sees only the path that the inputs take")
         except Untraceable as error:
-            trace.notes.append(f"{label} is left uncut, torch-pruning cannot trace it either: {error}")
+            trace.notes.append(f"{label} is not cut: torch-pruning cannot trace it either: {error}")
     _freeze_shared_tensors(trace, model)
     untraced_macs = max(0, record.macs - sum(term.dense_macs for term in trace.atoms.mac_terms))
     trace.atoms.mac_terms.append(MacTerm(untraced_macs, ()))

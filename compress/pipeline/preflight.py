@@ -103,10 +103,10 @@ def check_groups(groups: Groups, target: Target) -> None:
     """
     kinds = {group.kind for group in [*groups, *groups.refused]}
     if not kinds and not int(groups.cost.macs(groups.cost.widths)):
-        raise NotReady("model: there is nothing to cut: no layer was found that multiplies its inputs with parameters")
+        raise NotReady("model: the model has no linear layer or convolution, so there is nothing to cut")
     if target.attention and not kinds & {"attention", "heads"}:
         raise NotReady(
-            "target.attention: the model has no dimensions that pass through a product of activations; it has "
+            "target.attention: no attention was found in the model; it has "
             f"{' and '.join(sorted(kinds)) or 'nothing to cut'}. Leave attention out, or choose a model with attention"
         )
 

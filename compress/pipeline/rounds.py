@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compress.budget import UNITS
 from compress.graph import Groups
 from compress.recipe import Recipe
 from compress.surgery import Plan
@@ -37,12 +38,16 @@ class Round:
         return self.remaining_fraction * float(self.dense_cost) - self._unoffered_dimensions(groups)
 
     def _unoffered_dimensions(self, groups: Groups) -> int:
-        """Return the dimensions of groups that are no longer offered; a budget of dimensions counts them too."""
+        """Return the dimensions of groups that only earlier rounds offered; a budget of dimensions counts them too."""
         if self.recipe.budget.unit != "dims":
             return 0
         return sum(map(len, self.plan.keep.values())) - int(groups.cost.widths.sum())
 
 
 def current_cost(recipe: Recipe, groups: Groups) -> int:
-    """Return the cost of the network as it is, in the budget's unit."""
-    return int(getattr(groups.cost, recipe.budget.unit)(groups.cost.widths))
+    """Return the cost of the network as it is, in the budget's unit.
+
+    Raises:
+        ValueError: the budget is measured or learned, not computed.
+    """
+    return int(UNITS[recipe.budget.unit].cost_of_widths(groups)(groups.cost.widths))

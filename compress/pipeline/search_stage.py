@@ -42,8 +42,8 @@ def start_search(run: RunContext, groups: Groups, steps: int | None = None) -> S
     """
     recipe = run.recipe
     if recipe.search.length is not None and not len(groups):
-        reasons = "; ".join([*sorted({r.reason for r in groups.refused})[:4], *groups.notes[-3:]])
-        raise NotReady(f"target: there is nothing to cut; {len(groups.refused)} groups were refused: {reasons}")
+        reasons = "; ".join([*sorted({r.explanation for r in groups.refused})[:4], *groups.notes[-3:]])
+        raise NotReady(f"target: there is nothing to cut; refused groups: {len(groups.refused)}; reasons: {reasons}")
     seed_all(derive_seed(recipe.seed, "search", run.round_index))
     job = Job(
         run.compact,

@@ -180,7 +180,9 @@ class TrainingConfig(StrictModel):
         description="fractions of the training at which `step` divides the learning rate by ten",
         strict=False,
     )
-    warmup: Fraction = Field(0.0, description="fraction of the training over which the learning rate rises from zero")
+    warmup: Fraction = Field(
+        0.0, description="fraction of the training over which the learning rate rises linearly to its full value"
+    )
     clip: Positive | None = Field(None, description="maximum norm of the gradients")
 
 

@@ -1,6 +1,6 @@
 """Report the result of a pruning run: an object and JSON, a terminal table, an HTML page with charts.
 
-A new chart goes into charts.py, a new column of the group table into group_rows.py.
+A new chart goes into charts.py, a new column of the group table into group_table.py.
 """
 
 from .page import render_page

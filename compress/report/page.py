@@ -17,7 +17,7 @@ from compress.formatting import FRACTION_METRICS, format_count, format_time
 from compress.recipe import Recipe
 
 from .charts import metric_label, render_charts
-from .group_rows import GROUP_COLUMNS
+from .group_table import GROUP_COLUMNS
 from .report import Report
 
 BAR = '<span class="bar"><i class="{}" style="width:{:.1%}"></i></span>'

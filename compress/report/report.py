@@ -13,10 +13,11 @@ from rich.console import Group as Stack
 from rich.table import Table
 from rich.text import Text
 
+from compress.budget import UNITS
 from compress.formatting import format_count, format_metric, format_time, text_bar
 from compress.graph import Groups
 
-from .group_rows import GROUP_COLUMNS, GroupRow
+from .group_table import GROUP_COLUMNS, GroupRow
 
 if TYPE_CHECKING:
     from compress.exporters import ExportReport
@@ -67,8 +68,8 @@ class Report:
         """Return the report of a cut that keeps these dimensions of each group, without measurements."""
         cost = groups.cost
         kept = [len(keep[name]) for name in cost.names]
-        # Of one dimension, with all other groups whole.
-        params, macs = (cost.cost_per_dimension(unit).astype(int).tolist() for unit in ("params", "macs"))
+        # The cost of one dimension, with all other groups whole.
+        params, macs = (UNITS[unit].cost_per_dimension(groups).astype(int).tolist() for unit in ("params", "macs"))
         removed_branches = [name for name in groups.branches if not len(keep[name])]
         return cls(
             NetworkNumbers(int(cost.params(cost.widths)), int(cost.macs(cost.widths))),

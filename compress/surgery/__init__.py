@@ -4,9 +4,9 @@
 """
 
 from .compensation import compensate_
+from .crop_kernels import nonzero_spans
 from .discovery import find_groups
 from .gates import Gate, attach_, fold_
-from .kernels import nonzero_spans
 from .plan import Plan
 from .saved_model import load, save_model
 from .slicing import slice_

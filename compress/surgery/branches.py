@@ -110,7 +110,7 @@ def branch_removal(model: nn.Module, group: Group, pairs: Iterable[str]) -> dict
     """
     last_layers = {slot.tensor.rpartition(".")[0] for slot in group.slots if slot.is_input}
     owners = {slot.tensor.rpartition(".")[0] for slot in group.slots}
-    if not group.can_drop_branch or not all(_has_own_forward(model.get_submodule(path)) for path in last_layers):
+    if not group.can_drop_branch or not all(_uses_torch_forward(model.get_submodule(path)) for path in last_layers):
         return None
     if group.kind in ("attention", "heads"):
         paths = [path.split(".") for path in owners]
@@ -130,7 +130,7 @@ def _layer_removals(model: nn.Module, paths: set[str], last_layers: set[str]) ->
     for path in paths:
         layer = model.get_submodule(path)
         is_norm = isinstance(layer, nn.modules.batchnorm._NormBase)
-        if not is_norm and not _has_own_forward(layer):
+        if not is_norm and not _uses_torch_forward(layer):
             return None
         if path in last_layers:
             kind = RemovalKind.CONSTANT
@@ -140,7 +140,8 @@ def _layer_removals(model: nn.Module, paths: set[str], last_layers: set[str]) ->
     return removals
 
 
-def _has_own_forward(layer: nn.Module) -> bool:
+def _uses_torch_forward(layer: nn.Module) -> bool:
+    """Return whether this is a linear layer or convolution whose `forward` is torch's own."""
     return is_plain_layer(layer, forward=ForwardCheck.CLASS, grouped=True)
 
 

@@ -29,8 +29,8 @@ INTEGER_OUTPUT_NOTE = (
     "the model returns only integers, which hide small differences: let it return the values they are computed from"
 )
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
-HUGE = 1e30  # larger values, such as the smallest float of a dtype, stand for infinity
-LEAST_PART = 1e-3  # the scale of a part of a tensor, relative to the whole, is at least this
+HUGE = 1e30  # code masks positions with larger values, such as the lowest float of a dtype; they count as infinite
+LEAST_PART = 1e-3  # the scale of a part of a tensor is at least this fraction of the scale of the whole
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class OutputDifference:
 
 
 class NoFiniteOutput(OutputDifference):
-    """The outputs cannot be compared, whatever is cut."""
+    """No output is finite, so outputs cannot be compared, whatever is cut."""
 
 
 Problem: TypeAlias = RunFailure | OutputDifference
@@ -62,8 +62,8 @@ def compare_masked_and_sliced(
     """Return how the outputs of the sliced model and the masked reference differ, or None if they agree.
 
     Args:
-        model: a shared copy of the dense model, perturbed; it is as it was afterwards.
-        groups: its groups; a note is added if the outputs say little.
+        model: a shared copy of the dense model, perturbed; it is unchanged afterwards.
+        groups: its groups; a note is added if the model returns only integers, or no tensors.
         plan: the cut to verify.
         dtype: the precision to run in; None for that of the model.
     """
@@ -140,7 +140,7 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
         a, b = torch.view_as_real(a), torch.view_as_real(b)
     if not a.is_floating_point():
         return float((a != b).any())
-    # Not huge, if all is: signals may grow from layer to layer.
+    # The limit grows with the median: if most values are large, as after many layers, they do not stand for infinity.
     huge = max(HUGE, HUGE * float(a.nan_to_num(0, 0, 0).abs().median()))
     is_special = ~(a.abs() < huge)
     if not is_special.equal(~(b.abs() < huge)):
@@ -153,10 +153,11 @@ def relative_difference(a: Tensor, b: Tensor) -> float:
 
 
 def _scale_of_parts(tensor: Tensor) -> Tensor:
-    """Return the largest absolute value near each position: among its channel, or its place in the last dimension.
+    """Return the scale of each position: the largest absolute value in the part of the tensor that it belongs to.
 
-    Coordinates in pixels and scores in one tensor have scales of their own. In less than double precision rounding
-    errors of the large parts reach the small ones, so the whole tensor has one scale.
+    The part is all positions with the same index in dimension 1 (the channel), or in the last dimension, whichever has
+    the smaller scale. So coordinates in pixels and scores in one tensor have scales of their own. In less than double
+    precision, rounding errors of large parts reach small ones, so the whole tensor has one scale.
     """
     magnitude = tensor.abs()
     scale = magnitude.max()
@@ -203,7 +204,7 @@ def run_module(
 
 @contextlib.contextmanager
 def fixed_conditions(dtype: torch.dtype | None) -> Iterator[None]:
-    """Run without gradients, with a fixed random seed, and in double precision throughout if `dtype` is double."""
+    """Run without gradients, with a fixed random seed, and entirely in double precision if `dtype` is float64."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.random.fork_rng(devices=[]))
@@ -216,7 +217,7 @@ def fixed_conditions(dtype: torch.dtype | None) -> Iterator[None]:
 
 
 def cast_input(value: Any, dtype: torch.dtype | None) -> Any:
-    """Return an input as a copy, a float tensor in this precision; what is not a tensor as it is."""
+    """Return a copy of a tensor, in this precision if it holds floats; return any other value itself."""
     if not isinstance(value, Tensor):
         return value
     return value.to(dtype if value.is_floating_point() else None, copy=True)

@@ -3,7 +3,7 @@
 For a reader y = W x + b and dropped inputs d with mean m_d:  b <- b + sum_d W[:, d] m_d  (summed over the kernel).
 Exact for a constant input of a linear layer or an unpadded convolution; at padded borders it is an approximation.
 
-Behind a batch norm with shift beta and scale gamma the mean has a closed form: beta itself, or behind a ReLU (Gaussian
+After a batch norm with shift beta and scale gamma the mean has a closed form: beta itself, or after a ReLU (Gaussian
 input) beta * Phi(beta / |gamma|) + |gamma| * phi(beta / |gamma|). Elsewhere it is measured on batches.
 """
 
@@ -67,7 +67,7 @@ def compensate_(model: nn.Module, groups: Groups, plan: Plan, batches: Iterable[
 
 
 def _batch_norm_output_mean(norm: BatchNormOutput | None, tensors: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the mean of a batch norm's output behind its activation, or None if there is no norm with a shift."""
+    """Return the mean of a batch norm's output after its activation, or None if there is no norm with a shift."""
     if norm is None:
         return None
     scale, shift = tensors[norm.weight].double().abs(), tensors.get(norm.weight.removesuffix("weight") + "bias")

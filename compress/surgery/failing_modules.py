@@ -52,7 +52,8 @@ class ModuleComparison:
         assert groups.activations is not None
         self.model, self.groups, self.plan, self.dtype = model, groups, plan, dtype
         self.activations: Activations = groups.activations
-        # Positions that differ from head to head are no index into an activation, and queries and keys are rescaled.
+        # Activations of these groups cannot be compared. If heads keep different dimensions, no single index selects
+        # the kept positions. If queries and keys are rescaled, kept values differ although the cut is exact.
         self.unmapped = {g.name for g in groups if g.num_heads > 1 or any(slot.rescale_power for slot in g.slots)}
         self.keep = {name: np.asarray(kept) for name, kept in plan.keep.items()}
         self.sliced = sliced_copy(model, groups, plan, dtype)
@@ -63,7 +64,7 @@ class ModuleComparison:
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         traced, outputs = call.traced.inputs, call.traced.outputs
         if len(tensors) != len(traced) or len(expected) != len(outputs):
-            return None  # the trace saw other tensors than this run: nothing is known
+            return None  # the trace saw other tensors than this run, so they cannot be matched
         if any(len(t.shape) != a.ndim for t, a in zip([*traced, *outputs], [*tensors, *expected], strict=True)):
             return None
         if any(self._is_unmapped(t) for t in (*traced, *outputs)):
@@ -129,7 +130,7 @@ def _run_part_with_comparison(
             args, kwargs, number, failures_before = stack.pop()
             calls = part.calls.calls.get(path, [])
             if len(failing) > failures_before or number >= len(calls):
-                return  # a module inside of it is at fault
+                return  # a module inside of it is at fault, or the trace did not see this call
             call = FailingCall(path, part, calls[number], args, kwargs, "")
             reason = comparison.problem(call, tensors_in(result))
             if reason is not None:
@@ -141,14 +142,14 @@ def _run_part_with_comparison(
     for name, module in modules_of(root).items():
         path = f"{part.name}.{name}".strip(".")
         if path in sliced_modules:
-            # The hooks of the masked reference stand between: inputs are seen before, outputs after they changed them.
+            # These hooks run outside those of the masked reference, so they see inputs and outputs at full width.
             hooks.append(module.register_forward_pre_hook(enter(path), with_kwargs=True, prepend=True))
             hooks.append(module.register_forward_hook(leave(path)))
     try:
         with module_mode(root, part.training), fixed_conditions(comparison.dtype):
             args, kwargs = pytree.tree_map(lambda t: cast_input(t, comparison.dtype), (part.args, dict(part.kwargs)))
             root(*args, **kwargs)
-    except Exception:  # from the model's own code: what ran before it was compared
+    except Exception:  # from the model's own code; all calls that returned before it have been compared
         return
     finally:
         for hook in hooks:
@@ -164,17 +165,17 @@ def groups_at_fault(
 ) -> dict[str, str]:
     """Return the groups that cannot be cut, with the reason, by trying the failing calls alone.
 
-    Groups of the same role (the same tensors of another block) are cut together, one role after the other; if a call
-    fails when a role is added, the groups of that role in its module are at fault.
+    Groups of the same layers in different blocks (`layer_pattern`) are cut together, one pattern after the other; if a
+    call fails when a pattern is added, the groups of that pattern in its module are at fault.
     """
     by_name = {group.name: group for group in groups if group.name in keep}
     suspects = [{by_name[name] for name in _suspects(groups, call, by_name)} for call in failing]
-    roles: dict[str, list[Group]] = {}
+    by_pattern: dict[str, list[Group]] = {}
     for group in groups:
         if any(group in members for members in suspects):
-            roles.setdefault(role_of(group), []).append(group)
+            by_pattern.setdefault(layer_pattern(group), []).append(group)
     # Groups that reach over many modules, such as residual streams, are less likely to be at fault: they come first.
-    order = sorted(roles.values(), key=lambda members: -len({slot.tensor for g in members for slot in g.slots}))
+    order = sorted(by_pattern.values(), key=lambda members: -len({slot.tensor for g in members for slot in g.slots}))
     at_fault: dict[str, str] = {}
     accepted: list[Group] = []
     for members in order:
@@ -187,7 +188,7 @@ def groups_at_fault(
                     advice = _compact_form_advice(model.get_submodule(failing[number].module), group)
                     at_fault.setdefault(group.name, f"{reason}{advice}")
         accepted += [group for group in members if group.name not in at_fault]
-    for call, suspected in zip(failing, suspects, strict=True):  # if no single role fails, all of them are at fault
+    for call, suspected in zip(failing, suspects, strict=True):  # if no single pattern fails, all are at fault
         if not any(group.name in at_fault for group in suspected):
             at_fault |= {group.name: call.reason for group in suspected}
     return at_fault
@@ -210,8 +211,8 @@ def _suspects(groups: Groups, call: FailingCall, candidates: Mapping[str, Group]
     return [n for n, g in candidates.items() if any(s.tensor.startswith(f"{call.module}.") for s in g.slots)]
 
 
-def role_of(group: Group) -> str:
-    """Return the tensors of a group without the numbers of blocks: the same for the same layers of every block."""
+def layer_pattern(group: Group) -> str:
+    """Return the names of a group's tensors with `#` for numbers: the same layers of all blocks have one pattern."""
     return " ".join(sorted({re.sub(r"\d+", "#", f"{slot.tensor} {slot.dim}") for slot in group.slots}))
 
 

@@ -1,7 +1,8 @@
 """Gates: parametrizations that multiply weights by trained scores, one score per dimension of a group.
 
-The score scales the input columns of every layer that reads the dimension. If a product of activations reads it
-(queries and keys), the score scales the rows that write it.
+The score scales the input columns of every layer that reads the dimension. Exceptions are queries, keys, values that
+share their scores, and residual streams with layer norms: products of activations and norms read them, so the score
+scales the rows that write them (`Group.gated_on_output`).
 """
 
 from __future__ import annotations
@@ -33,9 +34,8 @@ class Gate(nn.Module):
 
     def forward(self, weight: Tensor) -> Tensor:
         scaled = self.scale(weight)
-        if (
-            not torch.is_grad_enabled()
-        ):  # matrix products choose their kernel by requires_grad, and kernels round differently
+        # Matrix products choose their kernel by requires_grad, and kernels round differently.
+        if not torch.is_grad_enabled():
             scaled.requires_grad_(weight.requires_grad)
         return scaled
 

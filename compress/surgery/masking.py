@@ -1,7 +1,8 @@
-"""Masked reference: a forward pass in which layers do not see dropped inputs, as slicing must preserve it.
+"""Masked reference: the dense model in which no layer reads dropped inputs; slicing must preserve its outputs.
 
-Zeroing the dropped weights would compute the same at full cost. Here layers compute only with kept rows and columns,
-while norms, activations, sums and views between layers run at full width, as in the dense model.
+Setting the dropped weights to zero gives the same outputs, at the full cost. To save time, layers here compute with
+kept rows and columns only. All between layers (norms, activation functions, sums, views) runs at full width, as in the
+dense model.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from compress.modules import TensorEntry, enclosing_modules, is_plain_layer, mod
 from .plan import Plan
 from .slicing import match_memory_format
 
-MIN_KEPT_ROWS = 8  # with fewer, a random kept row in place of a dropped one may hide an error by chance
+MIN_KEPT_ROWS = 8  # with fewer, kept rows that stand in for dropped ones may hide an error by chance
 
 
 @contextlib.contextmanager
@@ -148,9 +149,10 @@ def _gather_index(width: int, kept: Index) -> Index:
 
 
 def rescale_factor(width: int, kept: Index) -> float:
-    """Return the factor on kept input columns that preserves the scale of a layer's output.
+    """Return the factor on the kept input columns of a layer that preserves the scale of its output.
 
-    Without it the signal fades from layer to layer, and errors with it.
+    The masked reference and the sliced model both use it. Without it, outputs would shrink from layer to layer, and
+    differences between the two could become too small to see.
     """
     return math.sqrt(width / len(kept)) if len(kept) else 1.0
 

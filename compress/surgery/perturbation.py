@@ -1,4 +1,4 @@
-"""Replace degenerate parameters by random ones, so that no error hides behind zeros, ones or tiny gates."""
+"""Replace degenerate parameters by random ones, so that zeros, ones or tiny gates do not hide an error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from compress.modules import tensor_entries
 
-KEEP_SCALE = (0.5, 4.0)  # factors to the usual scale between these are not worth a copy of the weight
-TINY = 0.1  # a vector of smaller values, such as a layer scale, fades what it multiplies
+KEEP_SCALE = (0.5, 4.0)  # a weight is copied and rescaled only if its factor to the usual scale is outside of these
+TINY = 0.1  # a vector of smaller values, such as a layer scale, makes its product too small to show an error
 
 
 def replace_tensors_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn.Module:
@@ -31,8 +31,8 @@ def replace_tensors_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn
 def perturb_(model: nn.Module, rescale: bool = True) -> nn.Module:
     """Randomize the degenerate tensors of a shared copy: constants, vectors of tiny values, and what is not finite.
 
-    A norm at one, a bias at zero, a residual gate at zero or a layer scale of 1e-5 would hide an error behind it.
-    A signal fades behind tiny weights, and a softmax behind huge ones is the same at every scale. A cut that is exact
+    A norm at one, a bias at zero, a residual gate at zero or a layer scale of 1e-5 would hide an error. After tiny
+    weights, errors become too small to see; after huge weights, a softmax saturates and hides them. A cut that is exact
     is exact for all values, so other values verify it as well.
 
     Args:
@@ -56,7 +56,7 @@ def perturb_(model: nn.Module, rescale: bool = True) -> nn.Module:
 
 
 def _at_usual_scale(weight: Tensor) -> Tensor:
-    """Return a weight with the deviation that keeps the scale of a signal (He et al. 2015), if it has quite another."""
+    """Return a weight, rescaled to the deviation that keeps a signal's scale (He et al. 2015) if it is far from it."""
     if _is_vector(weight):
         return weight
     deviation = math.sqrt(2 * len(weight) / weight.numel())

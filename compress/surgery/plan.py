@@ -1,4 +1,4 @@
-"""Plan: the cut of a model as data that can be built, applied, combined, saved and loaded."""
+"""Plan: a cut of a model, as data that can be built, applied, combined, saved and loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compress.modules import compact_form_of, dense_class_name, enclosing_module
 from compress.storage import read_json, write_atomic
 
 from .branches import constant_layers
-from .kernels import KernelSpans, smaller_kernel_attributes
+from .crop_kernels import KernelSpans, smaller_kernel_attributes
 from .plan_data import PlanData, Rescaling
 from .plan_validation import check_plan, validate_plan_dict
 from .slicing import slice_
@@ -29,7 +29,7 @@ VERSION = 1  # of the file format
 
 
 class Plan(PlanData):
-    """A cut of a model: the kept dimensions of every group, and what that means for every tensor and module.
+    """A cut of a model: the kept dimensions of every group, and the changes to every tensor and module.
 
     Applying a plan needs no tracing, no data and no example input.
     """
@@ -120,10 +120,10 @@ class Plan(PlanData):
 
     @torch.no_grad()
     def zero_(self, model: nn.Module) -> nn.Module:
-        """Zero the weights at dropped positions wherever scores are applied; slicing preserves this function.
+        """Set the weights that scores multiply to zero at dropped positions; slicing preserves this function.
 
-        Scores are applied to the input columns of the layers that read a group, or to the rows that write it if a
-        product of activations reads it (queries and keys).
+        These are the input columns of the layers that read a group. Exceptions are queries, keys, values that share
+        their scores, and residual streams with layer norms: there they are the rows that write the group.
 
         Raises:
             PlanError: the plan was made for another model.
@@ -196,7 +196,11 @@ class Plan(PlanData):
         return result
 
     def _for_dense_layers(self, paths: Iterable[str]) -> Plan:
-        """Return the plan with cuts of the zeros that replaced these layers as cuts of the layers' rows."""
+        """Return this plan for a model in which these layers have not been replaced by constants yet.
+
+        An earlier cut replaced each of the layers by a constant tensor `zeros`. What this plan cuts of that tensor, the
+        new plan cuts of the rows of the layer's weight.
+        """
         names = {f"{path}.zeros": f"{path}.weight" for path in paths}
         if not any(name in self.slices for name in names):
             return self

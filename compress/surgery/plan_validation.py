@@ -13,6 +13,7 @@ from compress.errors import PlanError
 from compress.modules import CONVOLUTIONS, compact_form_of, dense_class_name, modules_of, tensors_of
 
 from .branches import Removal, RemovalKind
+from .gates import scores_of
 from .plan_data import AttributeValue, PlanData
 
 MAX_SIZE = 2**31 - 1  # along any dimension
@@ -156,8 +157,12 @@ def check_plan(plan: PlanData, model: nn.Module) -> dict[str, Tensor]:
     modules = modules_of(model)
     problems = _missing_parts(plan, modules, tensors) or find_mismatches(plan, modules, tensors)
     if problems:
-        if any(".parametrizations." in name for name in tensors):
-            problems.append("the model has parametrizations: call compress.surgery.fold_(model) first")
+        if scores_of(model):
+            problems.append("the model has gates: call compress.surgery.fold_(model) first")
+        elif any(".parametrizations." in name for name in tensors):
+            problems.append(
+                "the model has parametrizations: call torch.nn.utils.parametrize.remove_parametrizations first"
+            )
         raise PlanError(
             "this plan was made for another model (apply it to the dense model it was made from)"
             f"{_count_mismatches(plan, tensors)}:\n  {list_problems(problems)}"

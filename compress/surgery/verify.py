@@ -1,7 +1,7 @@
 """Verify that cuts are exact: on the example inputs, the masked reference and the sliced model agree.
 
 Groups are verified together, each at random widths of its own. If the networks differ, one more forward pass finds the
-modules whose code is at fault (failing_modules.py), and the groups at fault are refused. The same verifies a plan.
+modules whose code is at fault (failing_modules.py), and the groups at fault are refused. Plans are verified likewise.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .compare_outputs import (
     compare_masked_and_sliced,
     model_runs,
 )
-from .failing_modules import find_failing_calls, groups_at_fault, role_of
+from .failing_modules import find_failing_calls, groups_at_fault, layer_pattern
 from .perturbation import perturb_
 from .plan import Plan
 
-MAX_CUTS = 3  # that are tried; if the last one fails, everything that is left is refused
+MAX_CUTS = 3  # cuts that are tried; if the last one fails too, all remaining groups are refused
 
 
 def verify_groups(model: nn.Module, groups: Groups, inputs: CallInputs | None = None) -> None:
@@ -130,9 +130,10 @@ class Verifier:
     def refuse_failing_groups(self) -> None:
         """Cut all groups to random widths and refuse those at fault, until the rest agrees.
 
-        Without a failure, two cuts are verified, at even and odd widths, with weights at the usual scale and at their
-        own. An error may not show in every block, so the
-        second time, groups of the same role as one at fault are refused with it; the third time, all that is left is.
+        If nothing fails, two cuts are verified: the first with weights at the usual scale, the second at their own
+        scale and with the other parity of widths. If the first cut fails, the groups at fault are refused. If the
+        second fails, the groups of the same layers in other blocks are refused too, because an error may not show in
+        every block. If the third fails, all remaining groups are refused.
         """
         groups, reason = self.groups, ""
         for seed in range(MAX_CUTS):
@@ -152,7 +153,7 @@ class Verifier:
             if not failures:
                 break
             if seed > 0:
-                failures |= _same_role(candidates, failures)
+                failures |= _same_layer_pattern(candidates, failures)
             for name, failure in failures.items():
                 groups.refuse([g for g in groups.offered if g.name == name], failure)
         groups.refuse([g for g in groups.offered if g.width > g.num_heads], reason)
@@ -172,10 +173,10 @@ class Verifier:
         others = [g for g in self.groups.offered if g.width > g.num_heads and g not in candidates]
         failing: set[str] = set()
         accepted: list[Group] = []
-        roles: dict[str, list[Group]] = {}
+        by_pattern: dict[str, list[Group]] = {}
         for group in candidates:
-            roles.setdefault(role_of(group), []).append(group)
-        for tried in [list(candidates), *(roles.values() if len(roles) > 1 else ())]:
+            by_pattern.setdefault(layer_pattern(group), []).append(group)
+        for tried in [list(candidates), *(by_pattern.values() if len(by_pattern) > 1 else ())]:
             emptied = {group.name: np.zeros(0, dtype=np.int64) for group in (*accepted, *tried)}
             plan = Plan.build(self.model, self.groups, random_widths(others, seed=0) | emptied)
             if self.find_problem(plan) is None:
@@ -186,16 +187,19 @@ class Verifier:
         return failing
 
 
-def _same_role(candidates: Sequence[Group], failures: Mapping[str, str]) -> dict[str, str]:
-    """Return the candidates that have the same role as one at fault, with its reason."""
-    reasons = {role_of(group): failures[group.name] for group in candidates if group.name in failures}
-    return {g.name: reasons[role_of(g)] for g in candidates if role_of(g) in reasons and g.name not in failures}
+def _same_layer_pattern(candidates: Sequence[Group], failures: Mapping[str, str]) -> dict[str, str]:
+    """Return the candidates in the same layers of other blocks as a group at fault, with its reason."""
+    patterns = {group.name: layer_pattern(group) for group in candidates}
+    reasons = {pattern: failures[name] for name, pattern in patterns.items() if name in failures}
+    return {name: reasons[p] for name, p in patterns.items() if p in reasons and name not in failures}
 
 
 def random_widths(groups: Sequence[Group], seed: int) -> dict[str, Index]:
-    """Return random dimensions to keep of every group, in small and unequal numbers, which verify fastest.
+    """Return random dimensions to keep of every group.
 
-    A group keeps an even number with one seed and an odd number with the next, because code may depend on it.
+    Groups keep different numbers of dimensions, a quarter of the width at most (narrow groups up to four), so that the
+    sliced model runs fast. Seeds 2 n and 2 n + 1 give widths that differ by one, so that every group is verified at an
+    even and at an odd width: code may depend on the parity.
     """
     random = np.random.default_rng(seed // 2)
     numbers = np.random.default_rng(seed)

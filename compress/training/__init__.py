@@ -4,7 +4,7 @@ Search algorithms and the pipeline run on the `Engine`; a `Task` says what to tr
 """
 
 from .classification import Classification, logits_of
-from .distill import distillation, match_kept_features
+from .distillation_losses import distillation, match_kept_features
 from .engine import HISTORY_POINTS, Engine, pick_device
 from .execution import compiled_models, launch_problems, set_memory_format_, synchronized_batch_norms
 from .fine_tuning import FineTuneJob, FineTuner, fine_tune

@@ -14,7 +14,7 @@ from compress.distributed import all_reduce_sum
 from compress.errors import BatchError
 from compress.formatting import describe_value
 
-from .distill import distillation
+from .distillation_losses import distillation
 from .task import Task
 
 Pick = str | int | Callable[[Any], Any]  # key, position or function that takes a value out of a batch

@@ -24,7 +24,7 @@ from compress.recipe import Finetune
 from compress.storage import TrainingState, load_tensors_, state_tensors
 from compress.surgery import Plan
 
-from .distill import FeatureDistillation
+from .distillation_losses import FeatureDistillation
 from .engine import Engine
 from .lr_schedule import lr_factor, set_lr_
 from .optimizers import clip_gradients_, make_optimizer

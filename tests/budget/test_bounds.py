@@ -144,8 +144,8 @@ def test_bound_without_a_group_is_named() -> None:
     with pytest.raises(ValueError, match=rf"target\.bounds: {nearest}.*\. Give the full name"):
         choose_widths(groups, random_importance(groups), Budget(macs=0.5), Target(bounds={f"{first}x": Bound(least=2)}))
     refused = next(g for g in map(groups_of, CASES) if g.refused)
-    name, reason = refused.refused[0].name, refused.refused[0].reason
-    with pytest.raises(ValueError, match=re.escape(f"matches no group; {name} is left alone: {reason}. Give")):
+    name, reason = refused.refused[0].name, refused.refused[0].explanation
+    with pytest.raises(ValueError, match=re.escape(f"matches no group; {name} is not cut: {reason}. Give")):
         WidthBounds.of(refused, Target(bounds={f"re:{re.escape(name)}": Bound(least=2)}))
 
 

@@ -13,19 +13,30 @@ from torch import Tensor, nn
 
 import compress
 from cases import CASES, Net, distance, groups_of, random_keep, run
+from compress.budget import UNITS
 from compress.exporters import Exporter, ExportJob, ExportReport, base, exporter_names, register_exporter
 from compress.graph.atoms import Atoms, TracedTensor
 from compress.graph.rules import registry
 from compress.pipeline.export import export_network
-from compress.recipe import Export, ExportFormat, SearchConfig, search_config
+from compress.recipe import Budget, Export, ExportFormat, SearchConfig, search_config
+from compress.recipe.sections import BudgetUnit
 from compress.report import charts, page
+from compress.report.group_table import GroupColumn
 from compress.report.svg import KEPT, chart_section, inline_svg, new_figure
 from compress.search import base as search_base
 from compress.storage.files import EXPORT_FILES
 from helpers.documents import ROOT
 from helpers.pages import Document, made_up
 
-TITLES = ["Add an operator", "Add a search", "Add an exporter", "Add a chart"]
+TITLES = [
+    "Add an operator",
+    "Add a compact form",
+    "Add a search",
+    "Add a budget unit",
+    "Add an exporter",
+    "Add a report column",
+    "Add a chart",
+]
 EXAMPLES = {"Add a search": "netslim", "Add an exporter": "onnx"}  # in the place of NAME
 
 
@@ -137,6 +148,18 @@ def test_recipe_files_and_registry_know_the_same_exporters() -> None:
     assert exporter_names() == sorted(get_args(ExportFormat))
     files = [name for e in map(base.get_exporter, exporter_names()) for name in (e.file_name, e.int8_file_name)]
     assert sorted(files) == sorted(EXPORT_FILES)
+
+
+def test_recipe_and_table_know_the_same_budget_units() -> None:
+    assert set(UNITS) == set(get_args(BudgetUnit)) == set(Budget.model_fields)
+
+
+def test_a_column_in_the_table_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy_column = GroupColumn("toy", lambda row: f"{row.width - row.kept} dropped")
+    monkeypatch.setattr(page, "GROUP_COLUMNS", (*page.GROUP_COLUMNS, toy_column))
+    report = made_up()
+    cells = [text for _, text in Document(page.render_page(report)).all("td")]
+    assert {f"{row.width - row.kept} dropped" for row in report.groups} <= set(cells)
 
 
 def test_a_chart_in_the_table_is_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def test_budget_that_cannot_be_met_is_an_error_in_prune_and_a_verdict_in_preview
 
 def test_budget_out_of_reach_names_what_the_target_leaves_alone() -> None:
     case, recipe = CASES["residual_stream"], {"budget": {"macs": "1%"}}
-    match = r"2 groups offered, \d refused\)\. 1 is left alone: target\.residual is off\. Raise the budget"
+    match = r"2 groups offered, \d refused\)\. 1 group is not cut: target\.residual is off\. Raise the budget"
     with pytest.raises(compress.BudgetError, match=match):
         compress.prune(build(case), recipe, example_inputs=example(case))
     assert re.search(match, compress.preview(build(case), recipe, example_inputs=example(case)).message)
@@ -51,8 +51,9 @@ def test_budget_out_of_reach_counts_a_reason_in_all_modules() -> None:
 
     mixed = nn.Sequential(nn.Linear(4, 6), Mixed(), Mixed(), nn.Linear(6, 3))
     match = (
-        r"0 groups offered, 4 refused\)\. 2 are left alone: is summed over by `mean` \(first in 1\)\. "
-        r"1 is left alone: target\.residual is off\. Allow more in target\.$"
+        r"0 groups offered, 4 refused\)\. "
+        r"2 groups are not cut; the first: its dimension is summed over by `mean` \(in 1\)\. "
+        r"1 group is not cut: target\.residual is off\. Allow more in target\.$"
     )
     with pytest.raises(compress.BudgetError, match=match):
         compress.prune(mixed, {"budget": {"macs": "50%"}}, example_inputs=torch.randn(1, 4))
@@ -66,7 +67,7 @@ def test_model_that_cannot_be_traced_says_so_where_nothing_is_left_to_cut() -> N
     def net() -> nn.Module:
         return Net(forward, a=nn.Linear(4, 8), b=nn.Linear(8, 3))
 
-    x, match = torch.randn(2, 4), r"the whole model cannot be traced.* target\.one_path would trust the path"
+    x, match = torch.randn(2, 4), r"the whole model cannot be traced.* set target\.one_path: true to cut it"
     with pytest.raises(compress.BudgetError, match=rf"0 groups offered, .*{match}"):
         compress.prune(net(), HALF_MACS, example_inputs=x)
     loader = [(x, torch.tensor([0, 1]))]
@@ -91,9 +92,9 @@ def test_preview_and_prune_agree_on_costs() -> None:
     done = compress.prune(build(case), recipe, example_inputs=example(case))
     assert (seen.report.dense.params, seen.report.dense.macs) == (done.report.dense.params, done.report.dense.macs)
     assert [row.kept for row in seen.report.groups] == [row.kept for row in done.report.groups]  # it needs no data
-    assert "equally important" not in seen.message
+    assert "fraction of its dimensions" not in seen.message
     trained = compress.preview(build(case), recipe | {"search": {"method": "taylor"}}, example_inputs=example(case))
-    assert trained.message.endswith("Widths are shown as if all dimensions were equally important")
+    assert trained.message.endswith("every group keeps about the same fraction of its dimensions")
     assert done.report.pruned.macs <= 0.6 * done.report.dense.macs
     assert done.report.pruned.params == sum(p.numel() for p in done.model.parameters())
     assert {row.name: row.kept for row in done.report.groups} == {n: len(k) for n, k in done.plan.keep.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from compress.data.accumulation import accumulate_batches
-from compress.data.halves import PairedLoader
 from compress.data.micro_batches import AccumulatedBatch
+from compress.data.split_halves import PairedLoader
 
 
 def test_batches_are_grouped_in_order_and_the_last_group_may_be_short() -> None:

@@ -31,11 +31,11 @@ def test_normalized_queries_with_a_scale_from_their_width_are_refused() -> None:
     groups = compress.find_groups(CosineAttention(), torch.randn(2, 5, 16), compress.recipe.Target(attention=True))
     reasons = {refused.reason for refused in groups.refused}
     assert len(groups) == 0
-    assert "is divided by its norm, and its product by the root of its width" in reasons
+    assert "is normalized without a weight, and the scale of its attention depends on its width" in reasons
 
 
 class AttentionAfterBatchNorms(nn.Module):
-    """One head on feature maps: queries and keys come from convolutions with batch norms; their width sets the scale."""
+    """One head on feature maps: queries and keys come from convolutions with batch norms; their width is the scale."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -54,4 +54,4 @@ class Shared(nn.Module):
 def test_heads_that_share_tensors_stay_alike_and_it_is_noted() -> None:
     groups = compress.find_groups(Shared(), torch.randn(2, 7, 24), Target(channels=False, attention="per_head"))
     assert [(g.width, g.num_heads) for g in groups] == [(8, 1)]
-    assert any("share their scores between heads, qkv among them" in note for note in groups.notes)
+    assert any("have the same scores in all heads, for example qkv" in note for note in groups.notes)

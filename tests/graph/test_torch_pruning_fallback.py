@@ -156,7 +156,7 @@ def test_notes_name_the_module_that_could_not_be_traced() -> None:
 def test_parameters_that_are_never_used_are_noted() -> None:
     model = Net(lambda m, x: m.head(m.body(x)), body=cbr(3, 6), head=head(6), spare=nn.Linear(4, 4)).double().eval()
     groups = compress.find_groups(model, images())
-    assert any("2 parameters are never used, spare.bias among them" in note for note in groups.notes), groups.notes
+    assert any("do not use 2 parameters, for example spare.bias" in note for note in groups.notes), groups.notes
     assert len(groups) == 1
 
 
@@ -207,7 +207,7 @@ def test_one_path_that_leaves_layers_untouched_is_not_trusted() -> None:
 
 def test_notes_on_uncut_layers_say_what_could_be_done() -> None:
     groups = compress.find_groups(branching_network().double().eval(), images())
-    assert any("the model is left uncut; target.one_path would trust" in note for note in groups.notes)
+    assert any("the model is not cut; set target.one_path: true to cut it" in note for note in groups.notes)
 
 
 def test_one_path_without_torch_pruning_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

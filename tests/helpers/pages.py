@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 
-from compress.report.group_rows import GroupRow
+from compress.report.group_table import GroupRow
 from compress.report.page import render_page
 from compress.report.report import NetworkNumbers, Report
 

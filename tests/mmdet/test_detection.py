@@ -170,7 +170,7 @@ def test_an_epoch_that_was_left_early_leaves_nothing_to_the_next(case: Case) -> 
 
 
 def test_halves_share_no_image_and_keep_the_configs_settings(case: Case) -> None:
-    from compress.data.halves import split_into_halves
+    from compress.data.split_halves import split_into_halves
 
     seen: list[set[int]] = [set(), set()]
     for pair in split_into_halves(case.task.train, 0):  # type: ignore[arg-type]

@@ -106,11 +106,11 @@ def test_attention_is_not_looked_for_in_a_network_without() -> None:
     train, _ = loaders()
     recipe = {**RECIPE, "target": {"attention": True, "channels": False}}
     refused(
-        r"target.attention: the model has no dimensions that pass .*; it has channels and residual\.",
+        r"target.attention: no attention was found in the model; it has channels and residual\.",
         recipe,
         train=train,
     )
-    with pytest.raises(compress.NotReady, match=r"target\.attention: the model has no dimensions"):
+    with pytest.raises(compress.NotReady, match=r"target\.attention: no attention was found"):
         compress.preview(dense(), recipe, example_inputs=torch.randn(1, 1, 8, 8))
 
 
@@ -202,7 +202,7 @@ def test_nothing_to_cut_is_an_error() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     recipe = {**RECIPE, "budget": {"macs": "100%"}}
     refused(
-        "target: there is nothing to cut; 1 groups were refused: is an output of the network",
+        "target: there is nothing to cut; refused groups: 1; reasons: its dimension is an output of the network",
         recipe,
         model,
         train=loaders()[0],
@@ -266,7 +266,10 @@ def test_models_that_cannot_be_copied_or_cut_are_named() -> None:
         (nn.Sequential(nn.LazyConv2d(4, 3)), "model: 0.weight has no shape yet .*; run the model on one batch first"),
         (nn.Conv2d(1, 4, 3, device="meta"), "model: weight is on the meta device and has no values"),
         (masked, r"model: 0.weight is computed from other tensors.*prune\.remove"),
-        (nn.Sequential(nn.ReLU(), nn.Flatten()), "model: there is nothing to cut: no layer was found"),
+        (
+            nn.Sequential(nn.ReLU(), nn.Flatten()),
+            "model: the model has no linear layer or convolution",
+        ),
     ):
         with pytest.raises(compress.NotReady, match=text):
             compress.prune(model, {"budget": {"macs": 0.5}}, example_inputs=torch.randn(2, 1, 8, 8), quiet=True)

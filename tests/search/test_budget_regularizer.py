@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import compress
-from compress.data.halves import split_into_halves
+from compress.data.split_halves import split_into_halves
 from helpers.bilevel import TWO_BATCH_METHODS, batch_pair, started_search
 from helpers.regression import with_useless_features
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from cases import CASES, build, groups_of, random_keep
 from compress import Plan, PlanError
@@ -109,3 +110,12 @@ def test_json_that_cannot_be_a_plan_is_refused(raw: bytes, text: str, tmp_path: 
         file.truncate(1 << 40)
     with pytest.raises(PlanError, match="expected at most 256 MB; got 1099511627776 bytes"):
         Plan.load(path)
+
+
+def test_advice_for_parametrized_weights_is_not_to_fold_gates() -> None:
+    plan = Plan.build(build(CASES["chain"]), groups_of("chain"), random_keep(groups_of("chain"), 0.5))
+    model = build(CASES["chain"])
+    nn.utils.parametrizations.weight_norm(model.get_submodule(next(iter(plan.slices)).rpartition(".")[0]))
+    with pytest.raises(PlanError, match=r"has parametrizations: call .*\.remove_parametrizations first") as error:
+        plan.apply_(model)
+    assert "fold_" not in str(error.value)

@@ -14,7 +14,7 @@ import compress
 from compress.progress import ProgressDisplay
 from compress.recipe import Finetune
 from compress.storage.checkpoint import TrainingState
-from compress.training.distill import match_kept_features
+from compress.training.distillation_losses import match_kept_features
 from compress.training.engine import Engine
 from compress.training.fine_tuning import FineTuneJob, FineTuner, fine_tune
 from helpers.digits import dense, loaders

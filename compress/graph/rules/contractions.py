@@ -189,7 +189,7 @@ def _contract(atoms: Atoms, a: TracedTensor, a_ids: AtomIds | None, b: TracedTen
         atoms.join(a_ids, b_ids)
     for atom_ids in (a_ids, b_ids):
         if not (a.scales_with_rows or b.scales_with_rows) or a_ids is None or b_ids is None:  # one zero side is enough
-            atoms.freeze(atom_ids, "is summed over in a product of two activations, and changed on the way there")
+            atoms.freeze(atom_ids, "is summed over in a product of activations that do not come straight from layers")
         atoms.mark(atom_ids, Mark.CONTRACTED)
     for factor in (a, b):
         for atom_ids in factor.atom_ids:

@@ -28,7 +28,7 @@ def pad(atoms: Atoms, call: OperatorCall) -> TracedTensor:
         else:
             reason = "is padded with zeros by the model's code, by a fixed amount"
             atom_ids[d] = np.concatenate(
-                [atoms.frozen_padding(before, reason), atom_ids[d], atoms.frozen_padding(after, reason)]
+                [atoms.new_frozen_atoms(before, reason), atom_ids[d], atoms.new_frozen_atoms(after, reason)]
             )
     return TracedTensor(
         call.shape, atom_ids, is_constant=x.is_constant, scales_with_rows=x.scales_with_rows and not call["value"]
@@ -94,8 +94,9 @@ def cat(atoms: Atoms, call: OperatorCall) -> TracedTensor:
     out.shape = call.shape
     if any(t.atom_ids[d] is not None for t in tensors):
         reason = "is a fixed part of a concatenation"
+        parts = [(t.atom_ids[d], t.shape[d]) for t in tensors]
         out.atom_ids[d] = np.concatenate(
-            [t.atom_ids[d] if t.atom_ids[d] is not None else atoms.frozen_padding(t.shape[d], reason) for t in tensors]
+            [ids if ids is not None else atoms.new_frozen_atoms(size, reason) for ids, size in parts]
         )
     out.scales_with_rows = all(t.scales_with_rows for t in tensors)
     return out

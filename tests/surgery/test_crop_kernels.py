@@ -13,7 +13,7 @@ from torch import nn
 
 import compress
 from compress.errors import PlanError
-from compress.surgery.kernels import nonzero_spans
+from compress.surgery.crop_kernels import nonzero_spans
 from compress.surgery.plan import Plan
 
 

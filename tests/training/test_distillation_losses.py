@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from compress.training.distill import distillation
+from compress.training.distillation_losses import distillation
 
 
 def softmax(row: list[float], temperature: float) -> list[float]:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import compress
-from compress.data.halves import split_into_halves
+from compress.data.split_halves import split_into_halves
 
 
 def test_halves_share_no_sample_and_keep_the_loaders_settings() -> None:
