@@ -91,6 +91,18 @@ class AttributeSize(int):
     def __float__(self) -> float:
         return float(self._as_number())
 
+    def __lt__(self, other: Any) -> Any:
+        return int.__lt__(self._as_number(), other)
+
+    def __le__(self, other: Any) -> Any:
+        return int.__le__(self._as_number(), other)
+
+    def __gt__(self, other: Any) -> Any:
+        return int.__gt__(self._as_number(), other)
+
+    def __ge__(self, other: Any) -> Any:
+        return int.__ge__(self._as_number(), other)
+
     def __deepcopy__(self, memo: Any) -> int:
         return int.__int__(self)
 
@@ -142,14 +154,14 @@ VIEWS = frozenset({Tensor.view, Tensor.reshape, torch.reshape, Tensor.expand})
 UNFLATTENS = frozenset({Tensor.unflatten, torch.unflatten})
 
 
-def has_attribute_sizes(args: Any, kwargs: Any) -> bool:
-    """Return whether an argument, or an item of one, is an `AttributeSize`."""
+def attribute_sizes_in(args: Any, kwargs: Any) -> list[AttributeSize]:
+    """Return the `AttributeSize`s among the arguments of a function, their items, and the bounds of slices."""
+    found: list[AttributeSize] = []
     for arg in (*args, *(kwargs or {}).values()):
-        if type(arg) is AttributeSize:
-            return True
-        if type(arg) in (list, tuple, torch.Size) and any(type(item) is AttributeSize for item in arg):
-            return True
-    return False
+        for item in arg if type(arg) in (list, tuple, torch.Size) else (arg,):
+            bounds = (item.start, item.stop, item.step) if type(item) is slice else (item,)
+            found += [value for value in bounds if type(value) is AttributeSize]
+    return found
 
 
 def uses_by_position(

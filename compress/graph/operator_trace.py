@@ -29,7 +29,14 @@ from compress.modules import ParameterGuard, modules_of, scripted_modules, tenso
 from . import rules  # noqa: F401  (fills the table of rules)
 from .activation_groups import CallTrace, ModuleCall
 from .atoms import Atoms, Mark, TracedTensor
-from .attribute_sizes import AttributeSize, SizeUse, has_attribute_sizes, tracked_attributes, uses_by_position
+from .attribute_sizes import (
+    Attribute,
+    AttributeSize,
+    SizeUse,
+    attribute_sizes_in,
+    tracked_attributes,
+    uses_by_position,
+)
 from .rules.registry import RULES, OperatorCall, barrier
 from .shape_only_kernels import SHAPE_ONLY
 from .traced_parameters import TensorNames, trace_parameter
@@ -123,6 +130,7 @@ def _trace_run(
         if kwargs:
             tracer.input_stack[-1].extend(tracer.traced(tensor) for tensor in tensors_in(kwargs))
 
+    args, kwargs = pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, (args, dict(kwargs)))
     inputs = tensors_in((args, kwargs))
     for tensor in inputs:
         tracer.describe(tensor, TracedTensor.fixed(tuple(tensor.shape)))
@@ -139,7 +147,7 @@ def _trace_run(
             guard,
             torch.random.fork_rng(devices=[]),
             tracked_attributes(model, prefix) as numeric_attributes,
-            _PythonAccessWatcher(tracer),
+            _PythonAccessWatcher(tracer, numeric_attributes),
             tracer,
         ):
             result = model(*args, **kwargs)
@@ -350,9 +358,9 @@ class _PythonAccessWatcher(TorchFunctionMode):
     Attention without a fused kernel is decomposed into products, in which the root of the width is just a number.
     """
 
-    def __init__(self, tracer: _OperatorTracer) -> None:
+    def __init__(self, tracer: _OperatorTracer, numeric_uses: set[Attribute]) -> None:
         super().__init__()
-        self.tracer = tracer
+        self.tracer, self.numeric_uses = tracer, numeric_uses
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (Tensor.tolist, Tensor.numpy, Tensor.__array__):
@@ -360,14 +368,17 @@ class _PythonAccessWatcher(TorchFunctionMode):
         if func is F.scaled_dot_product_attention and (kwargs or {}).get("scale") is None:
             query = args[0] if args else (kwargs or {})["query"]
             self.tracer.atoms.mark(self.tracer.traced(query).atom_ids[-1], Mark.DIVIDED_BY_ROOT)
-        if has_attribute_sizes(args, kwargs):
-            return self._call_with_attribute_sizes(func, args, kwargs or {})
+        if sizes := attribute_sizes_in(args, kwargs):
+            return self._call_with_attribute_sizes(func, args, kwargs or {}, sizes)
         return func(*args, **(kwargs or {}))
 
-    def _call_with_attribute_sizes(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call a function with sizes from attributes, and record which dimensions have these sizes."""
+    def _call_with_attribute_sizes(self, func: Any, args: Any, kwargs: Any, sizes: list[AttributeSize]) -> Any:
+        """Call a function with sizes from attributes, and record which dimensions have these sizes.
+
+        A size that no dimension has is a number that the function computes with, or a position.
+        """
         atoms = self.tracer.atoms
-        tracked = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if type(leaf) is AttributeSize]
+        tracked = [size for size in sizes if size.numeric_uses is self.numeric_uses]  # others come from a cache
         num_hints, atoms.sizes_are_attributes = len(atoms.size_hints), True
         try:
             result = func(*args, **kwargs)
@@ -381,7 +392,11 @@ class _PythonAccessWatcher(TorchFunctionMode):
                 for size in tracked
                 if size == hint.size
             ]
-        atoms.size_uses += uses
+        atoms.size_uses += [use for use in uses if use.size.numeric_uses is self.numeric_uses]
+        used = {id(use.size) for use in uses}
+        for size in tracked:
+            if id(size) not in used:
+                self.numeric_uses.update(size.attributes)
         return result
 
 

@@ -27,7 +27,7 @@ class _AttributeCollector:
 
     def add(self, module: str, name: str, tensor: str, dim: int, multiplier: int = 1, divisor: int = 1) -> None:
         owner, axis = self.modules[module], self.axes.number_of_key.get((tensor, dim))
-        if axis is not None and (name in vars(owner) or hasattr(type(owner), name)):
+        if axis is not None and vars(owner).get(name) == self.axes.atom_ids[axis].size * multiplier // divisor:
             self.attributes.append(WidthAttribute(module, name, axis, multiplier, divisor))
 
     def add_conv(self, path: str, module: nn.modules.conv._ConvNd, tensor: str, grouped: GroupedConv) -> None:
@@ -92,6 +92,10 @@ def resolve_size_uses_(atoms: Atoms) -> dict[Attribute, FollowedWidth]:
     followed: dict[Attribute, FollowedWidth] = {}
     for attribute, used_for in plain.items():
         dims = [atom_ids for atom_ids in used_for if atom_ids is not None]
+        if dims and attribute in atoms.numeric_attributes:
+            atoms.freeze(
+                dims[0], f"has its size in `{attribute.name}` of {attribute.module}, which is used otherwise, too"
+            )
         for other in dims[1:]:
             atoms.join(dims[0], other)
         if dims and len(dims) < len(used_for):

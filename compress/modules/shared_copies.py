@@ -62,8 +62,16 @@ def _deep_copy(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
         elif not isinstance(value, IMMUTABLE) and not (
             value_type is tuple and all(type(v) in IMMUTABLE_TYPES for v in value)
         ):
-            attributes[name] = copy.deepcopy(value, memo)
+            attributes[name] = _copy_attribute(value, memo)
     return module_copy
+
+
+def _copy_attribute(value: Any, memo: dict[int, Any]) -> Any:
+    """Deep-copy an attribute; an activation that it keeps is detached, and what cannot be copied is shared."""
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # a lock, a file, a generator, a tensor with a history
+        return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
 @cache

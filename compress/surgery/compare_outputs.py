@@ -67,7 +67,11 @@ def compare_masked_and_sliced(
         plan: the cut to verify.
         dtype: the precision to run in; None for that of the model.
     """
-    parts, sliced = parts_to_run(groups, plan), sliced_copy(model, groups, plan, dtype)
+    parts = parts_to_run(groups, plan)
+    try:
+        sliced = sliced_copy(model, groups, plan, dtype)
+    except Exception as error:  # the code of a module does not accept the new value of an attribute
+        return RunFailure(f"the model cannot be sliced: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
     try:  # the sliced model runs first: it is cheap and may fail
         sliced_outputs = [run_part(sliced, part, dtype) for part in parts]
     except Exception as error:  # from the model's own code, at a width it was not written for

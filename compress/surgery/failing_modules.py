@@ -120,6 +120,7 @@ def _run_part_with_comparison(
 
     def enter(path: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            args, kwargs = pytree.tree_map(lambda t: cast_input(t, None), (args, kwargs))  # it may write to them
             stack.append((args, kwargs, num_calls.get(path, 0), len(failing)))
             num_calls[path] = num_calls.get(path, 0) + 1
 
@@ -226,10 +227,14 @@ def _try_calls(
     """Cut these groups alone and run these calls alone, on the inputs that they had; return the problem of each."""
     plan = Plan.build(model, groups, keep)
     comparison = ModuleComparison(model, groups, plan, dtype)
-    problems = []
+    problems: list[str | None] = []
     with masked_reference(model, groups, plan, dtype):
         for call in calls:
             module = model.get_submodule(call.module)
-            expected = run_module(module, call.args, call.kwargs, call.part.training, dtype)
-            problems.append(comparison.problem(call, expected))
+            try:
+                expected = run_module(module, call.args, call.kwargs, call.part.training, dtype)
+            except Exception:  # from the model's own code: the module does not run without its caller
+                problems.append(None)
+            else:
+                problems.append(comparison.problem(call, expected))
     return problems

@@ -112,7 +112,7 @@ def _restrict_to_kept_(
     assert dense_weight is not None
     channel_dim, index = 1 - dense_weight.ndim, partial(torch.as_tensor, device=dense_weight.device)
 
-    def select_kept(layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def select_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         weight: Tensor = dense_weight
         if rows is not None:
             weight = weight.index_select(0, index(rows))
@@ -121,9 +121,12 @@ def _restrict_to_kept_(
         if columns is not None:
             weight = weight.index_select(1, index(columns)).to(dtype or weight.dtype)
             weight = weight.mul_(rescale_factor(dense_weight.shape[1], columns))
-            inputs = (inputs[0].index_select(channel_dim, index(columns)), *inputs[1:])
+            if args:
+                args = (args[0].index_select(channel_dim, index(columns)), *args[1:])
+            else:
+                kwargs = {**kwargs, "input": kwargs["input"].index_select(channel_dim, index(columns))}
         layer._parameters["weight"] = nn.Parameter(weight.to(dtype or weight.dtype), requires_grad=False)
-        return inputs
+        return args, kwargs
 
     def expand_output(layer: nn.Module, _: Any, output: Tensor) -> Tensor:
         restore()
@@ -138,7 +141,7 @@ def _restrict_to_kept_(
             layer._parameters["bias"] = dense_bias
 
     remove_output_hook = layer.register_forward_hook(expand_output, prepend=True).remove
-    return [layer.register_forward_pre_hook(select_kept).remove, remove_output_hook, restore]
+    return [layer.register_forward_pre_hook(select_kept, with_kwargs=True).remove, remove_output_hook, restore]
 
 
 def _gather_index(width: int, kept: Index) -> Index:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from compress.modules import tensor_entries
 
 KEEP_SCALE = (0.5, 4.0)  # a weight is copied and rescaled only if its factor to the usual scale is outside of these
+FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 TINY = 0.1  # a vector of smaller values, such as a layer scale, makes its product too small to show an error
 
 
@@ -28,24 +29,21 @@ def replace_tensors_(model: nn.Module, change: Callable[[Tensor], Tensor]) -> nn
     return model
 
 
-def perturb_(model: nn.Module, rescale: bool = True) -> nn.Module:
+def perturb_(model: nn.Module) -> nn.Module:
     """Randomize the degenerate tensors of a shared copy: constants, vectors of tiny values, and what is not finite.
 
     A norm at one, a bias at zero, a residual gate at zero or a layer scale of 1e-5 would hide an error. After tiny
     weights, errors become too small to see; after huge weights, a softmax saturates and hides them. A cut that is exact
     is exact for all values, so other values verify it as well.
 
-    Args:
-        model: a shared copy, changed in place.
-        rescale: also bring weights that are far smaller or larger than usual to the usual scale.
     """
     generator = torch.Generator().manual_seed(0)
 
     def perturbed(value: Tensor) -> Tensor:
-        if not value.numel():
+        if not value.numel() or value.is_meta or value.layout is not torch.strided or value.dtype not in FLOATS:
             return value
         if not _is_degenerate(value.detach()):
-            return _at_usual_scale(value.detach()) if rescale and isinstance(value, nn.Parameter) else value
+            return _at_usual_scale(value.detach()) if isinstance(value, nn.Parameter) else value
         random = 0.5 + torch.rand(value.shape, generator=generator)
         if not _is_vector(value):  # a weight: signs, and the scale of an initialized layer
             random *= torch.randint(0, 2, value.shape, generator=generator).mul_(2).sub_(1)

@@ -72,7 +72,8 @@ def slice_(
             table[key] = sliced_by_id[id(tensor)]
     for path, values in plan.attributes.items():
         for attribute, value in values.items() if path in modules and path not in plan.removed_modules else ():
-            setattr(modules[path], attribute, tuple(value) if isinstance(value, list) else value)
+            is_tuple = isinstance(value, list) and not isinstance(getattr(modules[path], attribute, None), list)
+            setattr(modules[path], attribute, tuple(value) if is_tuple else value)  # type: ignore[arg-type]
     for path, size in plan.biases.items():
         _set_bias_(modules[path], size, plan.slices.get(f"{path}.weight", {}).get(0))
     rescale_(model, plan)

@@ -42,8 +42,6 @@ def test_degenerate_tensors_become_random_and_others_stay() -> None:
     )
     for name in ("plain.weight", "temperature"):
         assert torch.equal(perturbed[name], before[name])
-    own_scale = perturb_(shared_copy(model), rescale=False).state_dict()
-    assert torch.equal(own_scale["faint.weight"], before["faint.weight"]) and own_scale["gate"] > 0.5
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
 
