@@ -76,6 +76,7 @@ def build_groups(model: nn.Module, trace: Trace) -> Groups:
         pair_modules=atoms.pair_modules,
         compact_modules={*atoms.compact_modules, *atoms.compact_when_cut},
         reader_modules=atoms.reader_modules,
+        untraced_model=trace.untraced_model,
         activations=_activations(classes, offered, members_of_offered),
     )
 

@@ -29,6 +29,7 @@ class Groups:
     pair_modules: set[str] = field(default_factory=set)  # modules that return a tuple of two
     compact_modules: set[str] = field(default_factory=set)  # modules that switch to their compact form if they are cut
     reader_modules: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code uses it
+    untraced_model: TracedPart | None = None  # the whole model, if only children of it are traced
     activations: Activations | None = None  # the groups of traced activations
 
     def __repr__(self) -> str:

@@ -37,6 +37,7 @@ class Trace:
 
     atoms: Atoms
     parts: list[TracedPart] = field(default_factory=list)
+    untraced_model: TracedPart | None = None  # the whole model, if only children of it are traced
     notes: list[str] = field(default_factory=list)
 
 
@@ -90,6 +91,7 @@ def trace_model(
             trace.parts.append(TracedPart("", args, kwargs, calls=calls))
         except Untraceable as error:
             trace.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
+            trace.untraced_model = TracedPart("", args, kwargs)
             _trace_children(trace, model, args, kwargs, one_path, included, known)
             return trace
     unused = {name for name, tensor in tensors_of(model).items() if isinstance(tensor, nn.Parameter)} - used

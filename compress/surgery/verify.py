@@ -24,10 +24,13 @@ from .compare_outputs import (
     RunFailure,
     compare_masked_and_sliced,
     model_runs,
+    run_failure,
+    run_part,
 )
 from .failing_modules import find_failing_calls, groups_at_fault, layer_pattern
 from .perturbation import perturb_
 from .plan import Plan
+from .slicing import slice_
 
 MAX_CUTS = 3  # cuts that are tried; if the last one fails too, all remaining groups are refused
 
@@ -60,6 +63,8 @@ def verify_plan(model: nn.Module, groups: Groups, plan: Plan) -> dict[str, str]:
         verifier.use_own_weights()
         problem = verifier.find_problem(plan)
     if problem is None or isinstance(problem, NoFiniteOutput):
+        problem = verifier.find_problem_of_untraced_model(plan)
+    if problem is None:
         return {}
     keep = {name: np.asarray(kept) for name, kept in plan.keep.items() if len(kept) < plan.widths[name]}
     failures = verifier.find_failures(plan, keep, problem) or dict.fromkeys(keep, problem.reason)
@@ -112,6 +117,25 @@ class Verifier:
                 problem = compare_masked_and_sliced(self.model, self.groups, plan, self.dtype)
         return problem
 
+    def find_problem_of_untraced_model(self, plan: Plan) -> Problem | None:
+        """Run the whole model if only its children were traced: the code around them may look inside.
+
+        Where the model runs in double precision, outputs are compared. In less, rounding may reorder detections, so it
+        only has to run.
+        """
+        whole = self.groups.untraced_model
+        if whole is None:
+            return None
+        self.use_own_weights()
+        if model_runs(self.model, [whole], torch.float64):
+            return compare_masked_and_sliced(self.model, self.groups, plan, torch.float64, [whole])
+        sliced = slice_(shared_copy(self.model), plan)
+        try:
+            run_part(sliced, whole, None)
+        except Exception as error:  # from the model's own code
+            return run_failure(error, sliced) if model_runs(self.model, [whole], None) else None
+        return None
+
     def _relax_conditions(self) -> bool:
         """Find inputs and a precision in which the uncut model runs; return whether they changed.
 
@@ -143,13 +167,15 @@ class Verifier:
             keep = random_widths(candidates, seed)
             plan = Plan.build(self.model, groups, keep)
             problem = self.find_problem(plan)
-            if problem is None:
-                if seed > 0:
-                    return
+            if problem is None and seed == 0:
                 self.use_own_weights()
                 continue
-            if seed > 0 and isinstance(problem, NoFiniteOutput):
-                return  # of the model's own weights; with others, the outputs agree
+            if problem is None or (seed > 0 and isinstance(problem, NoFiniteOutput)):  # the model's own weights fail
+                problem = self.find_problem_of_untraced_model(plan)
+                if problem is None:
+                    return
+                groups.refuse(candidates, problem.reason)
+                return
             reason = problem.reason
             failures = self.find_failures(plan, keep, problem) if seed < MAX_CUTS - 1 else {}
             if not failures:

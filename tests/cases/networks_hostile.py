@@ -120,7 +120,7 @@ def picked_by_index() -> nn.Module:
     return net
 
 
-@case(3, 8, 8, groups=1, refused="product of two activations")
+@case(3, 8, 8, groups=1, refused="product of activations")
 def attention_over_space() -> nn.Module:
     def run(m: Any, x: Tensor) -> Tensor:
         x = m.stem(x).flatten(2).transpose(1, 2)

@@ -64,7 +64,7 @@ def tied_weights() -> nn.Module:
     return net
 
 
-@case(10, groups=0, refused="read and written through the same parameter")
+@case(10, groups=0, refused="both an input and an output of the same parameter")
 def tied_autoencoder() -> nn.Module:
     return Net(lambda m, x: F.linear(torch.relu(m.code(x)), m.code.weight.t()), code=nn.Linear(10, 6))
 
