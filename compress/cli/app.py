@@ -69,7 +69,6 @@ def main() -> None:
 
     Exit codes: 0 done, 1 the budget cannot be met, 2 invalid input, 130 interrupted.
     """
-    sys.path.insert(0, "")  # package.module:factory is importable from the current directory, as with python -m
     arguments = [argument for argument in sys.argv[1:] if argument != TRACEBACK_FLAG]
     try:
         app(repeat_cfg_options(arguments))

@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 
 from compress.api import prune as prune_model
-from compress.data import loaders
+from compress.data import is_factory, loaders
 from compress.distributed import rank
 from compress.progress import PROGRESS_VARIABLE, ProgressDisplay
 from compress.recipe import Recipe
 
+from .models import import_from_current_directory
 from .options import (
     CfgOptionsOption,
     CheckpointOption,
@@ -76,6 +77,9 @@ def prune(
         os.environ[PROGRESS_VARIABLE] = progress
     ProgressDisplay(quiet)  # raises if --progress is not one of its modes
     settings = _load_recipe(recipe, data, seed)
+    names_config = detector is not None and (bool(cfg_options) or Path(detector).is_file())
+    if settings.task is not None or is_factory(settings.data.source) or names_config:
+        import_from_current_directory()
     check_one_model(model, detector)
     inputs: dict[str, Any] = {}  # keyword arguments of compress.prune
     if detector is not None:

@@ -95,21 +95,21 @@ class UnknownRecipe(RecipeError):
 
 
 def _find(source: str | Path, folder: Path) -> Path:
-    """Return the file of a recipe: a path relative to `folder` or to the current directory, or a packaged name."""
+    """Return the file of a recipe: by its packaged name, or a path relative to `folder` or the current directory."""
     name, packaged = str(source), packaged_recipes()
+    if name in packaged:  # first, because a file of that name may lie in a directory that somebody else wrote
+        return packaged[name]
     try:
         for path in (folder / source, Path(source)):
             if path.is_file():
                 return path
-            if path.is_dir() and name not in packaged:
+            if path.is_dir():
                 raise UnknownRecipe(
                     f"{path}: expected the path of a YAML file or one of the packaged recipes; got a folder"
                 )
     except (OSError, ValueError) as error:  # the name is too long for a path
         if isinstance(error, UnknownRecipe):
             raise
-    if name in packaged:
-        return packaged[name]
     hint = did_you_mean(name, list(packaged))
     raise UnknownRecipe(
         f"{dotted_key((name,))}: expected the path of a YAML file or one of the packaged recipes "

@@ -92,3 +92,13 @@ def test_other_things_than_recipes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "self.yaml").write_text("extends: sub/../self.yaml\n")
     with pytest.raises(RecipeError, match="extends itself"):
         Recipe.load(tmp_path / "self.yaml")
+
+
+def test_a_file_in_the_current_directory_does_not_replace_a_packaged_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    packaged = Recipe.load("quickstart")
+    Path("quickstart").write_text("budget: {macs: 10%}\ntask: trap:make\n")
+    assert Recipe.load("quickstart") == packaged
+    assert Recipe.load("./quickstart").task == "trap:make"  # the user says that it is the file
