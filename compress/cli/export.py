@@ -14,6 +14,7 @@ from compress.pipeline import export_network
 from compress.progress import ProgressDisplay
 from compress.recipe import Data, Export, Timing
 from compress.report import Report
+from compress.storage import find_saved
 from compress.surgery import Plan
 from compress.surgery import load as load_model
 from compress.training import Classification
@@ -103,6 +104,7 @@ def export(
     from compress.exporters import ExportJob, need_onnx
 
     need_onnx()
+    directory = find_saved(directory)
     dense = build_model(model)
     compact = load_model(copy.deepcopy(dense), directory)
     recipe = Report.load(directory / "report.json").recipe if (directory / "report.json").exists() else {}

@@ -18,6 +18,7 @@ from compress.distributed import init_process_group
 from compress.exporters import ExportReport
 from compress.recipe import Timing
 from compress.report import Report
+from compress.storage import find_saved
 from compress.surgery import Plan, load
 
 from .config import ConfigLike, build_detector, parse_cfg_options, read_config
@@ -81,6 +82,7 @@ def export_saved_detector(
             f"--mmdet {config}: is in the saved directory, and a config is Python code, which is not run from there; "
             "give the config of the dense detector"
         )
+    directory = find_saved(directory)
     cfg = read_config(config, parse_cfg_options(options))
     classes: Sequence[str] | None = None
     if images is not None:
