@@ -13,6 +13,7 @@ from compress.data import is_factory, loaders
 from compress.distributed import rank
 from compress.progress import PROGRESS_VARIABLE, ProgressDisplay
 from compress.recipe import Recipe
+from compress.startup import INTERRUPTED
 
 from .models import import_from_current_directory
 from .options import (
@@ -30,8 +31,6 @@ from .options import (
     console,
     example_input,
 )
-
-INTERRUPTED = 130  # exit code
 
 
 def prune(
@@ -109,11 +108,11 @@ def prune(
         print(pruned.report.to_json())
         return
     console.print(pruned.report)
-    console.print(f"saved in {workdir}; open {workdir / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"saved in {workdir}; open {workdir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     reload_call = f"compress.load(fresh_dense_model, {str(workdir)!r})"
     if detector is not None:
         reload_call = f"mmdet.apis.init_detector({str(workdir / 'config.py')!r})"
-    console.print(f"reload with {reload_call}", highlight=False, soft_wrap=True)
+    console.print(f"reload with {reload_call}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _load_recipe(name: str, data: str | None, seed: int | None) -> Recipe:
