@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from . import startup as startup  # first: the other imports take seconds
 from .api import Pruned, preview, prune
 from .errors import BatchError, BudgetError, Diverged, NotReady, PlanError, RecipeError, TraceError
 from .modules import register_form_provider

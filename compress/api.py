@@ -25,7 +25,7 @@ from compress.budget import (
 )
 from compress.distributed import broadcast_object, rank
 from compress.errors import BudgetError, NotReady
-from compress.formatting import format_percent
+from compress.formatting import format_percent, printable
 from compress.graph import Groups, Index
 from compress.modules import set_eval_flags_, trainable_copy, unwrap_model
 from compress.pipeline import (
@@ -184,7 +184,8 @@ class Preview:
         """Print the report and the message."""
         console = console or Console()
         console.print(self.report)
-        console.print(self.message, style="green" if self.reachable else "red")
+        color = "green" if self.reachable else "red"
+        console.print(printable(self.message), style=color, markup=False)
 
 
 def preview(model: nn.Module, recipe: RecipeLike, *, example_inputs: Any) -> Preview:

@@ -8,6 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+# Control characters other than the tab and the end of a line, those that reverse the direction of text, and halves of
+# characters, which no encoding has.
+_ESCAPED_CODES = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
+_ESCAPED_CODES += tuple(range(0xD800, 0xE000))
+_ESCAPES = {code: repr(chr(code))[1:-1] for code in _ESCAPED_CODES}
 FRACTION_METRICS = ("accuracy", "top5")  # shown in percent
 
 
@@ -40,6 +45,15 @@ def format_count(number: float) -> str:
         if number >= size:
             return f"{number / size:.3g}{unit}" if number < 1000 * size else f"{number / size:.0f}{unit}"
     return f"{number:g}"
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters as escapes, so that no name from a file can steer the terminal.
+
+    >>> print(printable("conv\\x1b[31m"))
+    conv\\x1b[31m
+    """
+    return text.translate(_ESCAPES)
 
 
 def text_bar(fraction: float, length: int = 8) -> str:

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from compress.formatting import printable
+
 SECONDS_BETWEEN_LINES = 30.0
 SECONDS_BETWEEN_JSON_LINES = 1.0
 PROGRESS_MODES = ("auto", "plain", "json", "off")
@@ -36,6 +38,7 @@ class ProgressBar:
         """Set how many steps are done, show values or a text, and change the total if it is given."""
         self._done, self._total = done, total or self._total
         info = values if isinstance(values, str) else "  ".join(f"{k} {v:.4g}" for k, v in values.items())
+        info = printable(info)
         if self._display.progress and self._task is not None:
             self._display.progress.update(self._task, completed=done, total=self._total, info=info)
         elif self._display.mode == "json" and (
@@ -91,7 +94,10 @@ class ProgressDisplay:
                 TimeRemainingColumn(),
             )
             self.progress = Progress(
-                TextColumn("{task.description:<22}"), *columns, TextColumn("{task.fields[info]}"), console=self.console
+                TextColumn("{task.description:<22}"),
+                *columns,
+                TextColumn("{task.fields[info]}", markup=False),
+                console=self.console,
             )
             self.progress.start()
         return self
@@ -106,7 +112,7 @@ class ProgressDisplay:
         if self.mode == "json":
             self.json_line({"say": text})
         else:
-            self.console.print(text, markup=False)
+            self.console.print(printable(text), markup=False)
 
     def json_line(self, values: Mapping[str, object]) -> None:
         """Print a line of JSON, for other programs."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compress.formatting import describe_value, format_count, format_metric, format_percent, format_time, text_bar
+from compress.formatting import (
+    describe_value,
+    format_count,
+    format_metric,
+    format_percent,
+    format_time,
+    printable,
+    text_bar,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +57,9 @@ def test_values_are_described_by_type_and_shape() -> None:
     assert describe_value(batch) == (
         "a tuple of tensor[2, 3], a dict of 'labels': tensor[2], 'names': a list of str, str, a list of nothing"
     )
+
+
+def test_control_characters_are_escaped_and_lines_are_kept() -> None:
+    assert printable("a\tb\nc") == "a\tb\nc"
+    assert printable("\x1b[31m \r \x7f \x9b \u202e \udcff") == r"\x1b[31m \r \x7f \x9b \u202e \udcff"
+    assert printable("Überschuss 層 ±") == "Überschuss 層 ±"

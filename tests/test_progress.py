@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from compress.cli import app as cli
+from compress.progress import ProgressDisplay
 from helpers.commands import RESNET18, run
 
 
@@ -30,3 +31,8 @@ def test_progress_of_no_known_form_is_refused(monkeypatch, capsys, tmp_path):
     code, _, err = run(monkeypatch, capsys, "prune", *RESNET18, *words)
     assert code == 2
     assert "COMPRESS_PROGRESS: expected one of auto, plain, json, off; got 'loud'" in err
+
+
+def test_messages_show_control_characters_as_escapes(capsys):
+    ProgressDisplay().message("\x1b[31m[red]")
+    assert capsys.readouterr().err == "\\x1b[31m[red]\n"

@@ -10,11 +10,14 @@ import typer
 
 from compress.distributed import destroy_process_group
 from compress.errors import BudgetError, format_error
+from compress.formatting import printable
+from compress.startup import INTERRUPTED, restore_interrupts
 from compress.version import __version__
 
 from .bench import bench
 from .export import export
 from .options import error_console
+from .output import robust_output
 from .preview import preview
 from .prune import prune
 from .quickstart import quickstart
@@ -67,12 +70,21 @@ def repeat_cfg_options(arguments: list[str]) -> list[str]:
 def main() -> None:
     """Run the command line; print an error in red, without a traceback unless `--traceback` is given.
 
-    Exit codes: 0 done, 1 the budget cannot be met, 2 invalid input, 130 interrupted.
+    Exit codes: 0 done, 1 the budget cannot be met, 2 invalid input, 130 interrupted, 141 the reader of a pipe has gone.
     """
-    sys.path.insert(0, "")  # package.module:factory is importable from the current directory, as with python -m
+    restore_interrupts()
+    with robust_output():
+        _run()
+
+
+def _run() -> None:
     arguments = [argument for argument in sys.argv[1:] if argument != TRACEBACK_FLAG]
     try:
         app(repeat_cfg_options(arguments))
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            error_console.print("interrupted", style="red")
+        raise
     except Exception as error:
         _print_error(error)
         raise SystemExit(1 if isinstance(error, BudgetError) else 2) from None
@@ -88,9 +100,8 @@ def _print_error(error: Exception) -> None:
         if argument in message
     ]
     if TRACEBACK_FLAG in sys.argv:
-        traceback.print_exception(error)
+        print(printable("".join(traceback.format_exception(error))), file=sys.stderr, end="")
     elif message != str(error):
         hints.append(f"Add {TRACEBACK_FLAG} to see the traceback")
     text = "\n".join([message, *getattr(error, "__notes__", []), *hints])
-    printable = text.encode("utf-8", "backslashreplace").decode()
-    error_console.print(printable, style="red", markup=False, highlight=False)
+    error_console.print(printable(text), style="red", markup=False, highlight=False)

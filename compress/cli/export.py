@@ -9,15 +9,17 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from compress.data import DATA_SOURCES, TrainValLoaders, loaders
+from compress.data import DATA_SOURCES, TrainValLoaders, is_factory, loaders
 from compress.pipeline import export_network
+from compress.progress import ProgressDisplay
 from compress.recipe import Data, Export, Timing
 from compress.report import Report
+from compress.storage import find_saved
 from compress.surgery import Plan
 from compress.surgery import load as load_model
 from compress.training import Classification
 
-from .models import build_model
+from .models import build_model, import_from_current_directory
 from .options import (
     CfgOptionsOption,
     DataOption,
@@ -82,6 +84,8 @@ def export(
             raise ValueError(
                 f"{given_options[0]}: not for --mmdet, whose files take pixels in any size; see --part and --images"
             )
+        if Path(detector).is_file():  # its config may import modules that lie beside it
+            import_from_current_directory()
         from compress.mmdet.commands import export_saved_detector
 
         with error_console.status(STATUS):
@@ -100,6 +104,7 @@ def export(
     from compress.exporters import ExportJob, need_onnx
 
     need_onnx()
+    directory = find_saved(directory)
     dense = build_model(model)
     compact = load_model(copy.deepcopy(dense), directory)
     recipe = Report.load(directory / "report.json").recipe if (directory / "report.json").exists() else {}
@@ -132,11 +137,22 @@ def _example_inputs(model: torch.nn.Module, task: Classification, data: str | No
 
 
 def _loaders(recipe: dict[str, Any], data: str | None, shape: str | None) -> TrainValLoaders:
-    """Return the loaders of `--data`; without `--data` and `--input`, those of the saved recipe if its data is here."""
+    """Return the loaders of `--data`; without `--data` and `--input`, those of the saved recipe if its data is here.
+
+    A factory is called only if the user typed it: the saved recipe may be somebody else's.
+    """
     saved_data = Data.model_validate(recipe.get("data") or {})
     if data is not None:
+        if is_factory(data):
+            import_from_current_directory()
         return loaders(saved_data.model_copy(update={"source": data}))
     if shape is not None or saved_data.source is None or recipe.get("task") is not None:
+        return None, None
+    if is_factory(saved_data.source):
+        ProgressDisplay().message(
+            f"the saved recipe: its data factory {saved_data.source!r} is not called; to use it, type --data "
+            f"{saved_data.source!r}"
+        )
         return None, None
     try:
         return loaders(saved_data)

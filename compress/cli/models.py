@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,15 @@ def build_model(spec: str, weights: Path | None = None) -> nn.Module:
     if weights is not None:
         _load_weights(model, weights)
     return model
+
+
+def import_from_current_directory() -> None:
+    """Make the current directory importable, as `python -m` does, because the user names code in this call.
+
+    Not before: a module in a saved directory must not take the place of an installed one.
+    """
+    if "" not in sys.path:
+        sys.path.insert(0, "")
 
 
 def weights_notice(spec: str) -> str:
@@ -74,6 +84,7 @@ def _build_from_library(source: str, name: str) -> nn.Module:
 
 
 def _build_from_factory(source: str, name: str) -> nn.Module:
+    import_from_current_directory()
     try:
         factory = getattr(importlib.import_module(source), name)
     except (ImportError, AttributeError) as error:

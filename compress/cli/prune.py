@@ -9,11 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from compress.api import prune as prune_model
-from compress.data import loaders
+from compress.data import is_factory, loaders
 from compress.distributed import rank
 from compress.progress import PROGRESS_VARIABLE, ProgressDisplay
 from compress.recipe import Recipe
+from compress.startup import INTERRUPTED
 
+from .models import import_from_current_directory
 from .options import (
     CfgOptionsOption,
     CheckpointOption,
@@ -29,8 +31,6 @@ from .options import (
     console,
     example_input,
 )
-
-INTERRUPTED = 130  # exit code
 
 
 def prune(
@@ -76,6 +76,9 @@ def prune(
         os.environ[PROGRESS_VARIABLE] = progress
     ProgressDisplay(quiet)  # raises if --progress is not one of its modes
     settings = _load_recipe(recipe, data, seed)
+    names_config = detector is not None and (bool(cfg_options) or Path(detector).is_file())
+    if settings.task is not None or is_factory(settings.data.source) or names_config:
+        import_from_current_directory()
     check_one_model(model, detector)
     inputs: dict[str, Any] = {}  # keyword arguments of compress.prune
     if detector is not None:
@@ -105,11 +108,11 @@ def prune(
         print(pruned.report.to_json())
         return
     console.print(pruned.report)
-    console.print(f"saved in {workdir}; open {workdir / 'report.html'}", highlight=False, soft_wrap=True)
+    console.print(f"saved in {workdir}; open {workdir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     reload_call = f"compress.load(fresh_dense_model, {str(workdir)!r})"
     if detector is not None:
         reload_call = f"mmdet.apis.init_detector({str(workdir / 'config.py')!r})"
-    console.print(f"reload with {reload_call}", highlight=False, soft_wrap=True)
+    console.print(f"reload with {reload_call}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _load_recipe(name: str, data: str | None, seed: int | None) -> Recipe:

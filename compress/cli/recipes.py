@@ -24,12 +24,12 @@ def recipes(
     Examples: compress recipes, compress recipes quickstart > mine.yaml, compress recipes --schema > schema.json
     """
     files = packaged_recipes()
-    titles = {name: path.read_text().splitlines()[0].removeprefix("# ") for name, path in files.items()}
+    titles = {name: path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ") for name, path in files.items()}
     if schema:
         print(json.dumps(Recipe.schema_for_editors(), indent=1))
     elif name is not None:
         Recipe.load(name)  # an error if there is no such recipe, or it is invalid
-        print(files.get(name, Path(name)).read_text(), end="")
+        print(files.get(name, Path(name)).read_text(encoding="utf-8"), end="")
     elif as_json:
         print(json.dumps(titles, indent=1))
     else:

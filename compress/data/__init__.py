@@ -16,7 +16,7 @@ from .batches import (
     seed_loader,
 )
 from .micro_batches import AccumulatedBatch, batch_size_of, batches_of_step, slice_batch, split_batch
-from .named_loaders import DATA_SOURCES, TrainValLoaders, loaders
+from .named_loaders import DATA_SOURCES, TrainValLoaders, is_factory, loaders
 from .sharding import shard_loader
 from .split_halves import split_into_halves
 
@@ -30,6 +30,7 @@ __all__ = [
     "batches_of_step",
     "count_steps",
     "derive_seed",
+    "is_factory",
     "iterate_batches",
     "loader_problems",
     "loaders",

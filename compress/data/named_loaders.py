@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from compress.recipe import Data
 
 DATA_SOURCES = "digits, cifar10:FOLDER, cifar100:FOLDER, folder:FOLDER (with train/ and val/) or package.module:factory"
+SOURCES_WITHOUT_CODE = ("digits", "cifar10", "cifar100", "folder")  # whatever else has a colon names a factory
 IMAGENET_MEAN_STD = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TrainValLoaders = tuple[Iterable[Any] | None, Iterable[Any] | None]
 
@@ -30,15 +31,25 @@ def loaders(data: Data) -> TrainValLoaders:
         FileNotFoundError: the folder does not hold what the source needs.
     """
     kind, _, rest = (data.source or "").partition(":")
+    if is_factory(data.source):
+        return _call_factory(kind, rest, data)
     if kind == "digits":
         return _make_both(*digits_datasets(), data)
     if kind in ("cifar10", "cifar100") and rest:
         return _make_both(*_cifar_datasets(kind, Path(rest), data), data)
     if kind == "folder" and rest:
         return _make_both(*_folder_datasets(Path(rest), data), data)
-    if rest:
-        return _call_factory(kind, rest, data)
     raise ValueError(f"data.source {data.source!r}: expected {DATA_SOURCES}")
+
+
+def is_factory(source: str | None) -> bool:
+    """Return whether a data source names a function, which is imported and called.
+
+    >>> is_factory("my_package.my_data:make_loaders"), is_factory("folder:imagenet")
+    (True, False)
+    """
+    kind, _, rest = (source or "").partition(":")
+    return bool(rest) and kind not in SOURCES_WITHOUT_CODE
 
 
 def digits_datasets() -> tuple[TensorDataset, TensorDataset]:

@@ -10,6 +10,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import torch
+from mmengine.config import Config
 from mmengine.dist import init_dist, is_distributed
 from torch import nn
 
@@ -17,6 +18,7 @@ from compress.distributed import init_process_group
 from compress.exporters import ExportReport
 from compress.recipe import Timing
 from compress.report import Report
+from compress.storage import find_saved
 from compress.surgery import Plan, load
 
 from .config import ConfigLike, build_detector, parse_cfg_options, read_config
@@ -70,10 +72,17 @@ def export_saved_detector(
         images: an image or a folder of images; default: the config's validation images.
 
     Raises:
-        ValueError: the config, directory or images cannot be used, or the export fails (ExportError).
+        ValueError: the config, directory or images cannot be used, the config is a file of the directory, or the export
+            fails (ExportError).
         MissingExtra: the packages of the `onnx` extra are not installed.
         OSError: the file cannot be written.
     """
+    if not isinstance(config, Config) and Path(config).resolve().is_relative_to(directory.resolve()):
+        raise ValueError(
+            f"--mmdet {config}: is in the saved directory, and a config is Python code, which is not run from there; "
+            "give the config of the dense detector"
+        )
+    directory = find_saved(directory)
     cfg = read_config(config, parse_cfg_options(options))
     classes: Sequence[str] | None = None
     if images is not None:

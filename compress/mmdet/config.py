@@ -125,10 +125,10 @@ def _config_path(config: str | Path) -> Path:
     Raises:
         ValueError: it is neither a file nor the name of a packaged config.
     """
-    if Path(config).is_file():
-        return Path(config)
     if str(config) in packaged_configs():
         return packaged_configs()[str(config)]
+    if Path(config).is_file():
+        return Path(config)
     similar = difflib.get_close_matches(str(config), packaged_configs(), n=1)
     raise ValueError(
         f"{config}: expected the path of an mmdet config, one of mmdet's own as mmdet::swin/NAME.py, or one that comes "

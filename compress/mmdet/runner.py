@@ -121,6 +121,7 @@ class FineTuneMonitor(Hook):  # type: ignore[misc]
         checkpoint["compress"] = {"first": self.best_metric, "at": self.best_step, "best": self.best_weights}
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint.get("meta", {}).pop("config", None)  # mmengine would execute it as a Python config
         saved = checkpoint.get("compress", {"first": None, "at": 0, "best": {}})
         self.best_metric, self.best_step, self.best_weights = saved["first"], saved["at"], saved["best"]
 

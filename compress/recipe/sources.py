@@ -14,6 +14,7 @@ from .messages import describe_kind, did_you_mean, dotted_key, short_repr
 from .sections import BUDGET_UNITS
 from .yaml_file import Key, Position, UnreadableYaml, parse_yaml
 
+MAX_EXTENDS = 32  # recipes in a chain
 Source = str | Path | Mapping[str, Any]
 
 
@@ -56,7 +57,7 @@ def gather(source: Source) -> RecipeData:
     """Load a recipe's data and merge it with all that it extends.
 
     Raises:
-        RecipeError: no such recipe, a file cannot be read, or a recipe extends itself.
+        RecipeError: no such recipe, a file cannot be read, a recipe extends itself, or the chain is too long.
     """
     return _gather(source, ())
 
@@ -70,6 +71,9 @@ def _gather(source: Source, extended_by: tuple[str, ...]) -> RecipeData:
         if path.resolve() in [Path(file).resolve() for file in extended_by]:
             chain = " -> ".join([*extended_by[1:], str(path)])
             raise RecipeError(f"{extended_by[0]}: extends itself through {chain}")
+        if len(extended_by) >= MAX_EXTENDS:
+            chain = " -> ".join([*extended_by[:3], "..."])
+            raise RecipeError(f"{chain}: expected at most {MAX_EXTENDS} recipes that extend each other; got more")
         data = _load_file(path, is_extended=bool(extended_by))
     base_name = data.values.pop("extends", None)
     if base_name is None:
@@ -95,21 +99,21 @@ class UnknownRecipe(RecipeError):
 
 
 def _find(source: str | Path, folder: Path) -> Path:
-    """Return the file of a recipe: a path relative to `folder` or to the current directory, or a packaged name."""
+    """Return the file of a recipe: by its packaged name, or a path relative to `folder` or the current directory."""
     name, packaged = str(source), packaged_recipes()
+    if name in packaged:  # first, because a file of that name may lie in a directory that somebody else wrote
+        return packaged[name]
     try:
         for path in (folder / source, Path(source)):
             if path.is_file():
                 return path
-            if path.is_dir() and name not in packaged:
+            if path.is_dir():
                 raise UnknownRecipe(
                     f"{path}: expected the path of a YAML file or one of the packaged recipes; got a folder"
                 )
     except (OSError, ValueError) as error:  # the name is too long for a path
         if isinstance(error, UnknownRecipe):
             raise
-    if name in packaged:
-        return packaged[name]
     hint = did_you_mean(name, list(packaged))
     raise UnknownRecipe(
         f"{dotted_key((name,))}: expected the path of a YAML file or one of the packaged recipes "

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from compress.budget import UNITS
-from compress.formatting import format_count, format_metric, format_time, text_bar
+from compress.formatting import format_count, format_metric, format_time, printable, text_bar
 from compress.graph import Groups
 
 from .group_table import GROUP_COLUMNS, GroupRow
@@ -110,12 +110,12 @@ class Report:
             *([_export_report(self.export)] if self.export else []),
             self._group_table(),
             *([_refused_table(self.refused)] if self.refused else []),
-            *[Text(f"note: {note}", style="yellow") for note in self.notes],
-            *([Text(self.kept_weights_text())] if self.kept else []),
+            *[_plain_text(f"note: {note}", style="yellow") for note in self.notes],
+            *([_plain_text(self.kept_weights_text())] if self.kept else []),
         )
 
     def _network_table(self) -> Table:
-        table = Table(title=", ".join(["dense and pruned", *self.origin_labels()]), title_justify="left")
+        table = Table(title=_plain_text(", ".join(["dense and pruned", *self.origin_labels()])), title_justify="left")
         for header in ("", "dense", "pruned", "left"):
             table.add_column(header, justify="left" if not header else "right")
         for label, dense, pruned in (
@@ -132,7 +132,7 @@ class Report:
             note = ""
             if after_cut is not None and after_cut != final:
                 note = f"{format_metric(metric, after_cut)} before fine-tuning"
-            table.add_row(metric, format_metric(metric, value), final_text, note)
+            table.add_row(_plain_text(metric), format_metric(metric, value), final_text, note)
         return table
 
     def _group_table(self) -> Table:
@@ -142,7 +142,7 @@ class Report:
             table.add_column(column.header, justify=justify, no_wrap=column is not GROUP_COLUMNS[0], overflow="fold")
         for row in self.groups:
             cells = (column.cell(row) for column in GROUP_COLUMNS)
-            table.add_row(*(text_bar(cell) if isinstance(cell, float) else cell for cell in cells))
+            table.add_row(*(text_bar(cell) if isinstance(cell, float) else _plain_text(cell) for cell in cells))
         return table
 
     def origin_labels(self) -> list[str]:
@@ -159,6 +159,11 @@ class Report:
     def show(self) -> None:
         """Print the report to the terminal."""
         Console().print(self)
+
+
+def _plain_text(text: str, style: str = "") -> Text:
+    """Return a text for the terminal that comes from a model or a file: without markup and control characters."""
+    return Text(printable(text), style=style)
 
 
 def _removed_branches_notes(names: Sequence[str]) -> list[str]:
@@ -179,5 +184,5 @@ def _refused_table(refused: Sequence[Mapping[str, Any]]) -> Table:
     for header in ("group", "width", "reason"):
         table.add_column(header, justify="right" if header == "width" else "left", overflow="fold")
     for row in refused:
-        table.add_row(row["name"], str(row["width"]), row["reason"])
+        table.add_row(*(_plain_text(str(row[key])) for key in ("name", "width", "reason")))
     return table

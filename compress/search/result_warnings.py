@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sized
 
 from torch import Tensor, nn
 
+from compress.formatting import printable
 from compress.recipe import Recipe
 
 
@@ -20,7 +21,7 @@ def warn_about_zero_scores(recipe: Recipe, importance: Mapping[str, Tensor], kee
         note = _empty_groups_note(recipe, {name: len(keep[name]) for name in empty_groups})
     else:
         return []
-    warnings.warn(note, stacklevel=2)
+    warnings.warn(printable(note), stacklevel=2)
     return [note]
 
 

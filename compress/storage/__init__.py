@@ -4,11 +4,11 @@ Nothing here knows about pruning.
 """
 
 from .checkpoint import CheckpointStore, TrainingState, load_tensors_, state_tensors, tensors_under
+from .directories import atomic_directory, find_saved
 from .files import (
     EXPORT_FILES,
     PRESERVED,
     TRACKER_FOLDER,
-    atomic_directory,
     is_temporary_file,
     remove_temporary_files,
     write_atomic,
@@ -27,6 +27,7 @@ __all__ = [
     "RandomState",
     "TrainingState",
     "atomic_directory",
+    "find_saved",
     "get_random_state",
     "hash_tensors",
     "is_temporary_file",

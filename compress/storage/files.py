@@ -1,4 +1,4 @@
-"""Atomic writes: a file or directory appears completely or not at all."""
+"""Atomic writes: a file appears completely or not at all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for everybody, this user, this process
@@ -96,56 +94,3 @@ def _format_bytes(count: float) -> str:
         return f"{count:.0f} bytes"
     unit = next((u for u in ("kB", "MB", "GB") if (count := count / 1000) < 1000), "TB")
     return f"{count / 1000 if unit == 'TB' else count:.1f} {unit}"
-
-
-def check_replaceable(path: Path) -> None:
-    """Check that a directory may be replaced by a saved result.
-
-    Raises:
-        FileExistsError: `path` holds files of something else.
-    """
-    if path.exists() and not path.is_dir():
-        raise FileExistsError(f"{path}: expected a directory, found a file")
-    others = (
-        sorted(p.name for p in path.iterdir() if p.name not in OWN_FILES and not is_temporary_file(p))
-        if path.exists()
-        else []
-    )
-    if others:
-        raise FileExistsError(
-            f"{path}: expected an empty or missing directory, or a saved result; it holds other files ({others[0]})"
-        )
-
-
-@contextmanager
-def atomic_directory(path: Path) -> Iterator[Path]:
-    """Yield a new directory that replaces `path` if the block succeeds.
-
-    Raises:
-        FileExistsError: `path` holds files of something else.
-        OSError: it cannot be written.
-    """
-    check_replaceable(path)
-    path = path.resolve()  # replace the target of a link, not the link
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-    except OSError as error:
-        raise describe_write_error(path, 0, error) from error
-    try:
-        yield temporary
-        os.chmod(temporary, 0o755)
-        if path.exists():
-            old = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.old."))
-            os.replace(path, old)
-            try:
-                os.replace(temporary, path)
-            except BaseException:
-                os.replace(old, path)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.replace(temporary, path)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise

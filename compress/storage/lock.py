@@ -21,11 +21,16 @@ def lock_directory(folder: Path) -> Iterator[None]:
     """Keep other runs out of a directory; create it if it does not exist.
 
     Raises:
-        FileExistsError: another run uses it, or it is a file.
+        FileExistsError: another run uses it, it is a file, or a link that leads nowhere.
         OSError: it cannot be written to.
     """
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: expected a directory, found a file")
+    if dangling := next((p for p in (folder, *folder.parents) if p.is_symlink() and not p.exists()), None):
+        raise FileExistsError(
+            f"{dangling}: is a link to {dangling.readlink()}, which does not exist; create that directory, remove the "
+            "link, or choose another directory"
+        )
     path, created = folder.resolve() / LOCK_FILE, not folder.exists()
     if path in _HELD_LOCKS:
         raise _in_use_error(folder, f"{_this_process()}, which is this one")

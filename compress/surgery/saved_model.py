@@ -11,7 +11,7 @@ from torch import nn
 
 from compress.errors import NotReady, PlanError
 from compress.modules import unwrap_model
-from compress.storage import hash_tensors, write_atomic
+from compress.storage import find_saved, hash_tensors, write_atomic
 
 from .branches import is_kept_tensor
 from .plan import Plan
@@ -42,20 +42,41 @@ def load(model: nn.Module, directory: str | Path) -> nn.Module:
         PlanError: the directory is damaged or was saved from another model; the model is unchanged.
         FileNotFoundError: the directory has no saved model.
     """
-    folder, wrapped, model = Path(directory), model, unwrap_model(model)
+    wrapped, model = model, unwrap_model(model)
     if isinstance(wrapped, nn.parallel.DistributedDataParallel):
         raise NotReady("model: DistributedDataParallel keeps references to the dense parameters; load first, then wrap")
-    for name in (PLAN_FILE, WEIGHTS_FILE):
-        if not (folder / name).exists():
-            raise FileNotFoundError(f"{folder}: expected a directory written by save(); it has no {name}")
-    plan = Plan.load(folder / PLAN_FILE)
-    stored = _read_checked_weights(model, plan, folder / WEIGHTS_FILE)
+    plan, stored = _read_directory(model, Path(directory))
     slice_(model, plan, uninitialized=stored)
     with torch.no_grad():
         for name, tensor in model.state_dict(keep_vars=True).items():
             if name in stored:
                 tensor.copy_(stored[name])
     return wrapped
+
+
+def _read_directory(model: nn.Module, directory: Path) -> tuple[Plan, dict[str, torch.Tensor]]:
+    """Read plan and weights; read them again if a save replaced the directory in between."""
+    while True:
+        folder = find_saved(directory)
+        before = _inode(folder)
+        try:
+            for name in (PLAN_FILE, WEIGHTS_FILE):
+                if not (folder / name).exists():
+                    raise FileNotFoundError(f"{folder}: expected a directory written by save(); it has no {name}")
+            plan = Plan.load(folder / PLAN_FILE)
+            return plan, _read_checked_weights(model, plan, folder / WEIGHTS_FILE)
+        except (PlanError, OSError):
+            if _inode(find_saved(directory)) == before:
+                raise
+
+
+def _inode(folder: Path) -> tuple[int, int] | None:
+    """Return the identity of a directory, which is another after a save; None if there is no directory."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _state_to_save(model: nn.Module) -> dict[str, torch.Tensor]:

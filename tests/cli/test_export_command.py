@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import compress
 from compress.exporters import onnx as exporter
 from helpers.commands import run
 
+ROOT = Path(__file__).parents[2]
 MODEL = "helpers.exported_runs:small_network"
 
 
@@ -71,3 +75,52 @@ def test_mistakes_of_the_export_command_are_named(
 ) -> None:
     code, _, err = run(monkeypatch, capsys, "export", str(exported_run[1]), "--model", MODEL, *words)
     assert code == 2 and said in err
+
+
+TRAP = """from pathlib import Path
+Path("imported").touch()
+def make():
+    Path("called").touch()
+"""
+
+
+def test_a_factory_in_a_saved_report_is_not_imported_and_the_command_says_what_to_type(
+    exported_run: tuple[compress.Pruned, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    exported_run[0].save(tmp_path / "run")
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    report["recipe"]["data"] = {"source": "trap_in_a_report:make"}
+    (tmp_path / "run" / "report.json").write_text(json.dumps(report))
+    (tmp_path / "trap_in_a_report.py").write_text(TRAP)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = run(monkeypatch, capsys, "export", "run", "--model", MODEL, "--onnx", "a.onnx")
+    assert code == 2 and "its data factory 'trap_in_a_report:make' is not called; to use it, type --data" in err
+    assert "On the command line example_inputs is --input" in err
+    run(monkeypatch, capsys, "export", "run", "--model", MODEL, "--onnx", "a.onnx", "--input", "1,1,8,8")
+    assert not (tmp_path / "imported").exists() and (tmp_path / "a.onnx").exists()
+    run(monkeypatch, capsys, "export", "run", "--model", MODEL, "--onnx", "b.onnx", "--data", "trap_in_a_report:make")
+    assert (tmp_path / "called").exists()  # the user typed it
+
+
+def test_a_module_in_the_current_directory_does_not_replace_an_installed_one(
+    exported_run: tuple[compress.Pruned, Path], tmp_path: Path
+) -> None:
+    """`cd saved_directory && compress export .`: nothing in it is imported."""
+    exported_run[0].save(tmp_path / "run")
+    for name in ("onnx", "onnxruntime", "onnxslim", "torchvision", "timm", "sklearn"):
+        (tmp_path / "run" / f"{name}.py").write_text("raise SystemExit('the trap was imported')")
+    program = "import sys; from compress.cli import main; sys.path[:] = [p for p in sys.path if p]; main()"
+    words = ["export", ".", "--model", "torchvision:resnet18", "--onnx", "../a.onnx"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, "-P", "-c", program, *words],
+        cwd=tmp_path / "run",
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert "trap" not in result.stderr
+    assert result.returncode == 2 and "plan.json" in result.stderr  # the plan of another network

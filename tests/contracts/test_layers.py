@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 # Bottom to top. A room may import from the rooms before it.
 LAYERS = [
+    "startup",
     "version",
     "errors",
     "formatting",

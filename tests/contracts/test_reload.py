@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import pickle
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ import compress
 from cases import CASES, Case, build, example, run, same_bits
 from cases.networks_plain import cbr, head
 from compress import PlanError, Pruned
+from compress.storage import directories
 
 RECIPE = {"budget": {"dims": "70%"}, "target": {"residual": True, "min_keep": 1}}
 FILES = {"plan.json", "model.safetensors", "report.json"}
@@ -263,3 +267,40 @@ def test_wrapped_models_are_loaded_where_that_can_be(tmp_path: Path, monkeypatch
     bare.module = build(case)
     with pytest.raises(compress.NotReady, match="DistributedDataParallel keeps references to the dense"):
         compress.load(bare, tmp_path / "out")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
+def test_a_killed_save_leaves_a_network_that_loads(tmp_path: Path) -> None:
+    """The save is killed at the step before and the step after the two directories are exchanged."""
+    first, second, target = pruned(), pruned(budget={"dims": "50%"}), tmp_path / "out"
+    digests = {first.plan.digest(), second.plan.digest()}
+    for owner, name in ((directories, "_publish"), (directories.shutil, "rmtree")):
+        first.save(target)
+        child = os.fork()
+        if child == 0:
+            setattr(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL))
+            second.save(target)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        compress.load(build(CASES["chain"], seed=3), target)
+        assert compress.Plan.load(target / "plan.json").digest() in digests
+    second.save(target)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_directory_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, target = pruned(), pruned(budget={"dims": "50%"}), tmp_path / "out"
+    first.save(target)
+    read_plan = compress.Plan.load
+
+    def replaced_after(path: Path) -> compress.Plan:
+        plan = read_plan(path)
+        monkeypatch.setattr(compress.Plan, "load", read_plan)
+        second.save(target)
+        return plan
+
+    monkeypatch.setattr(compress.Plan, "load", replaced_after)
+    loaded = compress.load(build(CASES["chain"], seed=3), target)
+    assert all(torch.equal(t, second.model.state_dict()[name]) for name, t in loaded.state_dict().items())

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import compress
+from compress.data.named_loaders import is_factory
 from compress.data.named_loaders import loaders as loaders_by_name
 from compress.recipe import Data
 from helpers.digits import RECIPE, dense
@@ -64,3 +65,13 @@ def test_archives_of_jpegs_are_read(tmp_path: Path) -> None:
     train, val = loaders_by_name(Data(source=f"cifar10:{tmp_path}", batch_size=5))
     assert next(iter(train or ()))[0].shape == (5, 3, 32, 32)
     assert next(iter(val or ()))[1].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("source", ["digits", "digits:x", "folder:a", "cifar10:a", "cifar100:a:b", "none", "x:", None])
+def test_sources_that_run_no_code_are_no_factories(source: str | None) -> None:
+    assert not is_factory(source)
+
+
+@pytest.mark.parametrize("source", ["a:b", "a.b:c", "Digits:x", " folder:x", "os:getcwd", ":x"])
+def test_every_other_source_with_a_colon_is_a_factory(source: str) -> None:
+    assert is_factory(source)

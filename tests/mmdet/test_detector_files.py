@@ -100,6 +100,17 @@ def test_mistakes_of_the_detector_export_command_are_named(
     cfg = config_of("RetinaNet")
     cfg.val_dataloader = None
     cfg.dump(tmp_path / "dense.py")
+    (tmp_path / "saved").mkdir()
     given = [tmp_path / "dense.py" if word == "CONFIG" else word for word in words]
-    code, _, error = run(monkeypatch, capsys, tmp_path, "--onnx", tmp_path / "a.onnx", *given)
+    code, _, error = run(monkeypatch, capsys, tmp_path / "saved", "--onnx", tmp_path / "a.onnx", *given)
     assert code == 2 and said in error, error
+
+
+def test_a_config_in_the_saved_directory_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "config.py").write_text("raise SystemExit('the trap was run')")
+    words = [tmp_path / "out", "--mmdet", tmp_path / "out" / ".." / "out" / "config.py", "--onnx", tmp_path / "a.onnx"]
+    code, _, error = run(monkeypatch, capsys, *words)
+    assert code == 2 and "is in the saved directory, and a config is Python code, which is not run from there" in error

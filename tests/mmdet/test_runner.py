@@ -52,3 +52,27 @@ def test_a_dataset_without_images_is_refused(cfg: Config, lost: str, tmp_path: P
     (tmp_path / "boxes.json").write_text(json.dumps(notes | {lost: []}))
     with pytest.raises(ValueError, match=r"train_dataloader.dataset: expected images with boxes; found none"):
         compress.mmdet.task(cfg, {"train_dataloader.dataset.data_root": f"{tmp_path}/"})
+
+
+def test_the_config_in_a_checkpoint_is_not_executed(cfg: Config, tmp_path: Path) -> None:
+    """mmengine reads `meta.config` of a checkpoint as a Python config when it resumes."""
+    task, recipe = compress.mmdet.task(cfg), {"budget": {"dims": "70%"}, "finetune": {"epochs": 2}}
+    detector = compress.mmdet.build(cfg)
+    trap = tmp_path / "executed"
+
+    class Stop(Exception):
+        pass
+
+    def stop(folder: Path) -> None:
+        raise Stop
+
+    task.save = stop  # type: ignore[method-assign]  # the fine-tuning is finished, the run is not
+    with pytest.raises(Stop):
+        compress.prune(detector, recipe, task=task, workdir=tmp_path / "out", quiet=True)
+    (path,) = (tmp_path / "out" / "finetune").glob("*.pth")
+    checkpoint = torch.load(path, weights_only=True)
+    checkpoint["meta"]["config"] = f"__import__('pathlib').Path({str(trap)!r}).touch()\n"
+    torch.save(checkpoint, path)
+    with pytest.raises(Stop):
+        compress.prune(detector, recipe, task=task, workdir=tmp_path / "out", quiet=True, resume=True)
+    assert not trap.exists()

@@ -92,3 +92,22 @@ def test_other_things_than_recipes_are_refused(tmp_path: Path) -> None:
     (tmp_path / "self.yaml").write_text("extends: sub/../self.yaml\n")
     with pytest.raises(RecipeError, match="extends itself"):
         Recipe.load(tmp_path / "self.yaml")
+
+
+def test_a_file_in_the_current_directory_does_not_replace_a_packaged_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    packaged = Recipe.load("quickstart")
+    Path("quickstart").write_text("budget: {macs: 10%}\ntask: trap:make\n")
+    assert Recipe.load("quickstart") == packaged
+    assert Recipe.load("./quickstart").task == "trap:make"  # the user says that it is the file
+
+
+def test_a_long_chain_of_recipes_is_refused_with_its_start(tmp_path: Path) -> None:
+    for number in range(3000):
+        (tmp_path / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml\n")
+    with pytest.raises(RecipeError, match=r"0\.yaml -> .*1\.yaml -> .*2\.yaml -> \.\.\.: expected at most 32 recipes"):
+        Recipe.load(tmp_path / "0.yaml")
+    (tmp_path / "31.yaml").write_text("budget: {macs: 50%}\n")
+    assert Recipe.load(tmp_path / "0.yaml").budget.macs == 0.5

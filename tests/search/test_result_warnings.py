@@ -59,3 +59,9 @@ def test_learned_budget_that_cuts_nothing_says_so() -> None:
         )
     assert pruned.report.pruned.macs == pruned.report.dense.macs
     assert any(note.startswith("no score reached zero") for note in pruned.report.notes)
+
+
+def test_warning_shows_control_characters_of_names_as_escapes() -> None:
+    recipe = compress.Recipe.load({"budget": {"macs": "50%"}, "search": {"method": "netslim", "epochs": 1}})
+    with pytest.warns(UserWarning, match=r"every score of a\\x1b\[31m reached zero"):
+        warn_about_zero_scores(recipe, {"a\x1b[31m": torch.zeros(4)}, {"a\x1b[31m": range(2)})

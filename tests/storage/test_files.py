@@ -33,30 +33,3 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
         files.write_atomic(path, b"x" * 2_345_678)
     assert caught.value.errno == errno.ENOSPC
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"] and path.read_bytes() == b"one"
-
-
-def test_a_directory_replaces_the_old_one_only_if_the_block_succeeds(tmp_path: Path) -> None:
-    target = tmp_path / "out"
-    with files.atomic_directory(target) as folder:
-        (folder / "plan.json").write_text("one")
-    with pytest.raises(KeyError), files.atomic_directory(target) as folder:
-        (folder / "plan.json").write_text("two")
-        raise KeyError
-    assert (target / "plan.json").read_text() == "one"
-    with files.atomic_directory(target) as folder:
-        (folder / "report.json").write_text("three")
-    assert [p.name for p in target.iterdir()] == ["report.json"]
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
-
-
-def test_a_directory_with_other_files_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "plan.json").touch()
-    files.check_replaceable(tmp_path)
-    (tmp_path / "thesis.tex").touch()
-    with (
-        pytest.raises(FileExistsError, match=r"it holds other files \(thesis\.tex\)"),
-        files.atomic_directory(tmp_path),
-    ):
-        pass
-    with pytest.raises(FileExistsError, match="expected a directory, found a file"):
-        files.check_replaceable(tmp_path / "thesis.tex")

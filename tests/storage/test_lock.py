@@ -67,3 +67,12 @@ def test_file_system_without_locks_is_noted(tmp_path: Path, monkeypatch: pytest.
         lock_directory(tmp_path),
     ):
         assert (tmp_path / LOCK_FILE).exists()
+
+
+@pytest.mark.parametrize("name", ["link", "link/deep/out"])
+def test_a_link_that_leads_nowhere_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    text = r"link: is a link to .*gone, which does not exist; create that directory, remove the link, or choose another"
+    with pytest.raises(FileExistsError, match=text), lock_directory(tmp_path / name):
+        pass
+    assert not (tmp_path / "gone").exists()
