@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils import _pytree as pytree
 
-from compress.data import AccumulatedBatch, batches_of_step, num_batches
+from compress.data import AccumulatedBatch, batch_size_of, batches_of_step, num_batches
 from compress.recipe import Finetune
 from compress.storage import TrainingState, load_tensors_, state_tensors
 from compress.surgery import Plan
 
+from .classification import SoftBatch
 from .distill import FeatureDistillation
 from .engine import Engine
 from .lr_schedule import lr_factor, set_lr_
@@ -92,7 +93,8 @@ class FineTuner:
         if self.features.names and not self.features.kept:
             first_batch = batches_of_step(batch)[0]
             self.features.match(lambda model: self.task.forward(model, pytree.tree_map(_clone, first_batch)))
-        result = self.engine.gradient_computer.gradients(self.loss_terms, batch, weights)
+        counts = {"task": self.task.count_targets, "distil": self._count_samples}
+        result = self.engine.gradient_computer.gradients(self.loss_terms, batch, weights, counts=counts)
         for weight, gradient, unused in zip(weights, result.gradients, result.unused, strict=True):
             weight.grad = None if unused else gradient
         clip_gradients_(config, self.student)
@@ -136,6 +138,10 @@ class FineTuner:
         load_tensors_(self.student, self.best_weights if has_best else state_tensors(self.evaluated_model))
         if has_best:
             self.engine.run_state.kept_step = {"step": self.state.values["at"], "of": self.job.total}
+
+    def _count_samples(self, batch: Any) -> float | None:
+        """Return the number of samples that distillation is the mean over."""
+        return self.task.count_targets(batch) if isinstance(batch, SoftBatch) else batch_size_of(batch)
 
     def _soften(self, batch: Any) -> Any:
         config, classes = self.config, self.task.classes
