@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from compress.recipe import Precision
 
 INITIAL_LOSS_SCALE, LOSS_SCALE_GROWTH_INTERVAL = 2.0**16, 2000  # as in torch.amp.GradScaler
 
+T = TypeVar("T")
 LossTerms = Callable[[Any], Mapping[str, Tensor]]  # micro-batch -> terms of the loss by name
 Count = Callable[[Any], float | None]  # batch -> number of samples or targets that a mean is over; None: unknown
 
@@ -78,7 +79,7 @@ class GradientComputer:
         batch: Any,
         tensors: Sequence[Tensor],
         factor: float = 1.0,
-        counts: Mapping[str, Count] | None = None,
+        counts: Mapping[str, Count | None] | None = None,
     ) -> GradientResult:
         """Return the terms of a batch's loss, and `factor` times the gradient of their sum.
 
@@ -89,7 +90,7 @@ class GradientComputer:
             loss_terms: called with each micro-batch; must not change anything.
             tensors: with respect to which to differentiate.
             counts: by name of a term, counts the samples or targets that it is the mean over; default: the samples.
-                A term that is the mean over nothing is left out.
+                A term that is the mean over nothing is left out. None: the term is a sum, not a mean.
 
         Raises:
             torch.OutOfMemoryError: a single sample does not fit into memory.
@@ -109,6 +110,21 @@ class GradientComputer:
                     return result
             _clear_device_cache()
 
+    def run_micro_batches(self, function: Callable[[Any], T], batch: Any) -> list[T]:
+        """Return the results of a function of each micro-batch; halve micro-batches if memory does not suffice.
+
+        Raises:
+            torch.OutOfMemoryError: a single sample does not fit into memory.
+        """
+        while True:
+            try:
+                with self.autocast():
+                    return [function(micro_batch) for micro_batch in self.micro_batches(batch)]
+            except RuntimeError as error:
+                if not _is_out_of_memory(error) or not self._halve_micro_batches(batch):
+                    raise
+            _clear_device_cache()
+
     def micro_batches(self, batch: Any) -> list[Any]:
         """Return the micro-batches of a batch; the same objects in each call."""
         if self.num_micro_batches == 1 and not isinstance(batch, AccumulatedBatch):
@@ -121,19 +137,22 @@ class GradientComputer:
         return self._micro_batches[id(batch)][1]
 
     def _term_weights(
-        self, batch: Any, counts: Mapping[str, Count], process_weights: Mapping[str, float]
+        self, batch: Any, counts: Mapping[str, Count | None], process_weights: Mapping[str, float]
     ) -> list[dict[str, float]]:
         """Return the weights of the terms of each micro-batch, by name; under "" that of all other terms."""
         micro_batches = self.micro_batches(batch)
         if len(micro_batches) == 1 and world_size() == 1:
             return [{"": 1.0}]
         weights: list[dict[str, float]] = [{} for _ in micro_batches]
-        for name, count in {"": batch_size_of, **counts}.items():
+        for name, count in _all_counts(counts).items():
             numbers = _numbers(count, micro_batches)
             total = _sum_known(numbers)
             for weights_of_part, number in zip(weights, numbers, strict=True):
                 share = 1 / len(numbers) if total is None else (number or 0) / total if total else 0.0
                 weights_of_part[name] = share * process_weights[name]
+        for name in (name for name, count in counts.items() if count is None):
+            for weights_of_part in weights:
+                weights_of_part[name] = world_size()  # `_reduce` takes the mean over the processes
         return weights
 
     def _run_passes(
@@ -202,9 +221,14 @@ class GradientComputer:
         return True
 
 
-def _process_weights(batch: Any, counts: Mapping[str, Count]) -> dict[str, float]:
+def _all_counts(counts: Mapping[str, Count | None]) -> dict[str, Count]:
+    """Return the counts of the terms that are means; under "" that of the terms that are not named."""
+    return {"": batch_size_of, **{name: count for name, count in counts.items() if count is not None}}
+
+
+def _process_weights(batch: Any, counts: Mapping[str, Count | None]) -> dict[str, float]:
     """Return this process's share of what each term is the mean over, times the number of processes."""
-    all_counts: dict[str, Count] = {"": batch_size_of, **counts}
+    all_counts = _all_counts(counts)
     if world_size() == 1:
         return dict.fromkeys(all_counts, 1.0)
     totals = [_sum_known(_numbers(count, batches_of_step(batch))) for count in all_counts.values()]

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from helpers.two_processes import (
+    FEATURES,
     FINETUNE,
     IGNORING,
     SEARCHES,
     detector,
+    distilled_features,
     every_search,
     ignored_targets,
     prune_small_network,
@@ -44,6 +46,13 @@ def test_two_processes_average_the_loss_over_all_counted_targets(tmp_path: Path)
     assert first == second
     for ours, settings in zip(first["runs"], IGNORING, strict=True):
         check_same_run(ours, prune_small_network(batch=32, ignored=True, **settings))
+
+
+def test_two_processes_distil_features_as_one_does(tmp_path: Path) -> None:
+    first, second = run_in_two_processes(distilled_features, tmp_path)
+    assert first == second
+    for ours, settings in zip(first["runs"], FEATURES, strict=True):
+        check_same_run(ours, prune_small_network(batch=32, **settings))
 
 
 def test_two_processes_prune_a_detector(tmp_path: Path) -> None:

@@ -159,6 +159,16 @@ def ignored_targets(folder: Path) -> dict[str, Any]:
     return {"runs": [prune_small_network(batch=16, ignored=True, **settings) for settings in IGNORING]}
 
 
+FEATURES: list[dict[str, Any]] = [
+    {"search": SEARCHES[-1], "finetune": {**TRAIN, "distill": {"features": ["0", "2", "5"], "feature_weight": 3.0}}},
+]
+
+
+def distilled_features(folder: Path) -> dict[str, Any]:
+    """Fine-tune with distillation of features, on half of the batch in each process."""
+    return {"runs": [prune_small_network(batch=16, **settings) for settings in FEATURES]}
+
+
 class Stream(IterableDataset[int]):
     """Eight numbers in a row."""
 
