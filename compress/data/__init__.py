@@ -12,7 +12,8 @@ from .batches import (
     loader_problems,
     num_batches,
     peek_first_batch,
-    preserved_generators,
+    reproducible_reading,
+    resume_limits,
     seed_loader,
 )
 from .halves import split_into_halves
@@ -35,7 +36,8 @@ __all__ = [
     "loaders",
     "num_batches",
     "peek_first_batch",
-    "preserved_generators",
+    "reproducible_reading",
+    "resume_limits",
     "seed_loader",
     "shard_loader",
     "slice_batch",

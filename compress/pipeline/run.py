@@ -19,7 +19,7 @@ from compress.budget import (
     choose_widths,
     compare_latency_in_batches,
 )
-from compress.data import derive_seed, num_batches
+from compress.data import derive_seed, num_batches, resume_limits
 from compress.distributed import broadcast_module_, broadcast_object, on_rank_zero, rank, world_size
 from compress.errors import NotReady
 from compress.graph import Groups, Index
@@ -103,6 +103,8 @@ class Run(RunContext):
                 sizes = DataSizes(num_batches(run.data.train), num_batches(run.task.val), world_size())
                 full_identity = identity.with_data(sizes)
                 engine.run_state.run_digest = on_rank_zero(lambda: claim_workdir(workdir, full_identity, resume))
+                for limit in resume_limits(run.data.train, "train"):
+                    display.message(limit)
             if resume and store is not None:
                 run._resume(store)
             with trackers_running(engine, recipe, workdir), engine.explain_write_errors():

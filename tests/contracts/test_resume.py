@@ -165,8 +165,8 @@ class Augmented(torch.utils.data.Dataset[Any]):
         return x + 0.1 * torch.randn(()) + 0.1 * random.random() + 0.1 * np.random.rand(), y
 
 
-def augmented(workers: int) -> DataLoader[Any]:
-    return DataLoader(Augmented(), 64, shuffle=True, num_workers=workers)
+def augmented(workers: int, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(Augmented(), 64, shuffle=True, num_workers=workers, **settings)
 
 
 def sampled() -> DataLoader[Any]:
@@ -196,6 +196,19 @@ def test_loaders_that_draw_random_numbers_resume_to_the_same_bits(kind: str, tmp
             compress.prune(model, recipe, train=_like(make(), after), workdir=folder, quiet=True)
         again = compress.prune(model, recipe, train=make(), workdir=folder, resume=True, quiet=True)
         assert same_weights(again.model, whole.model), after
+
+
+@pytest.mark.parametrize("after", [6, 11])
+def test_loaders_whose_workers_persist_resume_to_the_same_bits(after: int, tmp_path: Path) -> None:
+    """Four batches an epoch, and one before the start: stops in the second epoch of search and of fine-tuning."""
+    whole = compress.prune(dense(), SHORT_RECIPE, train=augmented(1, persistent_workers=True), quiet=True)
+    with pytest.raises(Interrupted):
+        loader = _like(augmented(1, persistent_workers=True), after)
+        compress.prune(dense(), SHORT_RECIPE, train=loader, workdir=tmp_path, quiet=True)
+    loader = augmented(1, persistent_workers=True)
+    again = compress.prune(dense(), SHORT_RECIPE, train=loader, workdir=tmp_path, resume=True, quiet=True)
+    assert same_weights(again.model, whole.model)
+    assert loader.persistent_workers
 
 
 def _like(loader: DataLoader[Any], after: int) -> InterruptedLoader:
