@@ -32,7 +32,7 @@ from compress.storage import (
     CheckpointStore,
     TrainingState,
     isolated_random_state,
-    load_tensors_,
+    load_training_tensors_,
     lock_directory,
     remove_temporary_files,
     seed_all,
@@ -347,7 +347,7 @@ class Run(RunContext):
             self.report = Report.from_dict(state.report)
             slice_(self.compact, self.plan)
         if student := tensors_under(tensors, "student/"):
-            load_tensors_(self.compact, student)
+            load_training_tensors_(self.compact, student)
         steps_done = metadata.position.done if metadata.position else 0
         display.message(f"resuming in stage {state.stage}, at step {steps_done}")
 

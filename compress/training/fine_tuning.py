@@ -9,6 +9,7 @@ micro-batches, the teacher runs twice, first to know ||t||^2.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from compress.data import AccumulatedBatch, batch_size_of, batches_of_step, num_batches
 from compress.recipe import Finetune
-from compress.storage import TrainingState, load_tensors_, state_tensors
+from compress.storage import TrainingState, extra_states, load_tensors_, set_extra_states_, state_tensors
 from compress.surgery import Plan
 
 from .classification import SoftBatch
@@ -72,6 +73,7 @@ class FineTuner:
             self.best_weights = {name: t.detach().clone() for name, t in state_tensors(self.evaluated_model).items()}
         modules = {"student": self.student} | ({"average": self.ema} if self.ema else {})
         self.state = TrainingState(modules, [self.optimizer], lambda: self.best_weights, {"best": None, "at": 0})
+        self.has_extra_state = bool(extra_states(self.student))
         names = self.config.distill.features if self.config.distill is not None else ()
         self.features = FeatureDistillation(self.student, self.teacher, job.plan, names)
         self._taught: tuple[Any, Any] | None = None  # a micro-batch of this step, and the teacher's outputs on it
@@ -106,6 +108,8 @@ class FineTuner:
         self.optimizer.step()
         if self.ema is not None:
             self.ema.update_parameters(self.student)
+            if self.has_extra_state:  # which has no average
+                set_extra_states_(self.ema.module, copy.deepcopy(extra_states(self.student)))
         return {"loss": result.loss, **result.terms}
 
     def loss_terms(self, batch: Any) -> dict[str, Tensor]:
@@ -150,6 +154,8 @@ class FineTuner:
             self.state.values |= {"best": metric, "at": self.done}
             for name, tensor in state_tensors(self.evaluated_model).items():
                 self.best_weights[name].copy_(tensor)
+            if self.has_extra_state:
+                self.state.extra_states.update(copy.deepcopy(extra_states(self.evaluated_model)))
         return metrics
 
     @torch.no_grad()
@@ -157,6 +163,8 @@ class FineTuner:
         """Give the student the best weights, or the last if none were kept."""
         has_best = self.keep_best and self.state.values["best"] is not None
         load_tensors_(self.student, self.best_weights if has_best else state_tensors(self.evaluated_model))
+        if has_best and self.has_extra_state:
+            set_extra_states_(self.student, self.state.extra_states)
         if has_best:
             self.engine.run_state.kept_step = {"step": self.state.values["at"], "of": self.job.total}
 

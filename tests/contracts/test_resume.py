@@ -13,6 +13,7 @@ import compress
 from compress.data.named_loaders import digits_datasets
 from helpers.digits import dense
 from helpers.interruption import SHORT_RECIPE, Interrupted, InterruptedLoader, small_loaders
+from helpers.stateful_network import Stateful
 from helpers.weights import same_weights
 
 pytestmark = pytest.mark.usefixtures("checkpoint_at_every_step")
@@ -209,6 +210,27 @@ def test_loaders_whose_workers_persist_resume_to_the_same_bits(after: int, tmp_p
     again = compress.prune(dense(), SHORT_RECIPE, train=loader, workdir=tmp_path, resume=True, quiet=True)
     assert same_weights(again.model, whole.model)
     assert loader.persistent_workers
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_extra_state_and_buffers_that_are_not_persistent_resume_to_the_same_bits(best: bool, tmp_path: Path) -> None:
+    """The outputs depend on both, and training changes them: stops within search, at the cut, within fine-tuning."""
+    recipe = {**SHORT_RECIPE, "finetune": {**SHORT_RECIPE["finetune"], "best": best, "ema": 0.9 if best else None}}
+    train, val = small_loaders()
+    whole: Any = compress.prune(Stateful(), recipe, train=train, val=val, quiet=True)
+    for after in (4, 7, 10):
+        folder, (train, val) = tmp_path / str(after), small_loaders()
+        with pytest.raises(Interrupted):
+            compress.prune(
+                Stateful(), recipe, train=InterruptedLoader(train, after), val=val, workdir=folder, quiet=True
+            )
+        train, val = small_loaders()
+        again: Any = compress.prune(Stateful(), recipe, train=train, val=val, workdir=folder, resume=True, quiet=True)
+        assert same_weights(again.model[0], whole.model[0]), after
+        assert again.model[1].steps == whole.model[1].steps > 0
+        assert torch.equal(again.model[1].seen["mean"], whole.model[1].seen["mean"]), after
+        assert torch.equal(again.model[1].trend, whole.model[1].trend), after
+        assert again.report.pruned.metrics == whole.report.pruned.metrics
 
 
 def _like(loader: DataLoader[Any], after: int) -> InterruptedLoader:
