@@ -20,6 +20,7 @@ from compress.recipe import Length
 from compress.storage import RandomState, isolated_random_state, seed_all, set_random_state
 
 WRAPPED_LOADER = ("loader", "dataloader", "data_loader", "base_dataloader")  # attributes of wrappers
+MOST_WRAPPERS = 100  # objects that make up their attributes have no end
 
 
 def derive_seed(seed: int, *names: object) -> int:
@@ -116,7 +117,7 @@ def _data_loaders_in(loader: Any) -> list[DataLoader[Any]]:
     seen: set[int] = set()
     while remaining:
         part = remaining.pop()
-        if part is None or id(part) in seen:
+        if part is None or id(part) in seen or len(seen) == MOST_WRAPPERS:
             continue
         seen.add(id(part))
         if isinstance(part, DataLoader):
