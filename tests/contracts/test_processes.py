@@ -13,11 +13,10 @@ from helpers.two_processes import (
     IGNORING,
     SEARCHES,
     detector,
-    distilled_features,
     every_search,
-    ignored_targets,
     prune_small_network,
     run_in_two_processes,
+    uneven_losses,
 )
 
 
@@ -40,19 +39,13 @@ def check_same_run(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         assert a == pytest.approx(b, rel=1e-8, abs=1e-10)
 
 
-def test_two_processes_average_the_loss_over_all_counted_targets(tmp_path: Path) -> None:
-    """Every third target is ignored, and all that one process reads in a step."""
-    first, second = run_in_two_processes(ignored_targets, tmp_path)
+def test_two_processes_average_losses_over_all_counted_targets_and_features(tmp_path: Path) -> None:
+    """Every third target is ignored, and all that one process reads in a step; features have other norms in each."""
+    first, second = run_in_two_processes(uneven_losses, tmp_path)
     assert first == second
-    for ours, settings in zip(first["runs"], IGNORING, strict=True):
+    check_same_run(first["features"], prune_small_network(batch=32, **FEATURES))
+    for ours, settings in zip(first["ignored"], IGNORING, strict=True):
         check_same_run(ours, prune_small_network(batch=32, ignored=True, **settings))
-
-
-def test_two_processes_distil_features_as_one_does(tmp_path: Path) -> None:
-    first, second = run_in_two_processes(distilled_features, tmp_path)
-    assert first == second
-    for ours, settings in zip(first["runs"], FEATURES, strict=True):
-        check_same_run(ours, prune_small_network(batch=32, **settings))
 
 
 def test_two_processes_prune_a_detector(tmp_path: Path) -> None:

@@ -152,21 +152,18 @@ IGNORING: list[dict[str, Any]] = [
     {"search": SEARCHES[1]},
     {"search": SEARCHES[6]},
 ]
+FEATURES: dict[str, Any] = {
+    "search": SEARCHES[-1],
+    "finetune": {**TRAIN, "distill": {"features": ["0", "2", "5"], "feature_weight": 3.0}},
+}
 
 
-def ignored_targets(folder: Path) -> dict[str, Any]:
-    """Prune on data some of whose targets are ignored, on half of the batch in each process."""
-    return {"runs": [prune_small_network(batch=16, ignored=True, **settings) for settings in IGNORING]}
-
-
-FEATURES: list[dict[str, Any]] = [
-    {"search": SEARCHES[-1], "finetune": {**TRAIN, "distill": {"features": ["0", "2", "5"], "feature_weight": 3.0}}},
-]
-
-
-def distilled_features(folder: Path) -> dict[str, Any]:
-    """Fine-tune with distillation of features, on half of the batch in each process."""
-    return {"runs": [prune_small_network(batch=16, **settings) for settings in FEATURES]}
+def uneven_losses(folder: Path) -> dict[str, Any]:
+    """Distil features, and prune on data some of whose targets are ignored, on half of the batch in each process."""
+    return {
+        "features": prune_small_network(batch=16, **FEATURES),
+        "ignored": [prune_small_network(batch=16, ignored=True, **settings) for settings in IGNORING],
+    }
 
 
 class Stream(IterableDataset[int]):
