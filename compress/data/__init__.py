@@ -12,7 +12,8 @@ from .batches import (
     loader_problems,
     num_batches,
     peek_first_batch,
-    preserved_generators,
+    reproducible_reading,
+    resume_limits,
     seed_loader,
 )
 from .micro_batches import AccumulatedBatch, batch_size_of, batches_of_step, slice_batch, split_batch
@@ -36,7 +37,8 @@ __all__ = [
     "loaders",
     "num_batches",
     "peek_first_batch",
-    "preserved_generators",
+    "reproducible_reading",
+    "resume_limits",
     "seed_loader",
     "shard_loader",
     "slice_batch",

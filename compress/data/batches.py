@@ -9,6 +9,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from compress.distributed import rank
 from compress.errors import BatchError
@@ -16,6 +18,9 @@ from compress.formatting import describe_value
 from compress.progress import ProgressDisplay
 from compress.recipe import Length
 from compress.storage import RandomState, isolated_random_state, seed_all, set_random_state
+
+WRAPPED_LOADER = ("loader", "dataloader", "data_loader", "base_dataloader")  # attributes of wrappers
+MOST_WRAPPERS = 100  # objects that make up their attributes have no end
 
 
 def derive_seed(seed: int, *names: object) -> int:
@@ -73,7 +78,7 @@ def peek_first_batch(loader: Iterable[Any], where: str) -> tuple[Any, Iterable[A
     """
     if problems := loader_problems(loader, where):
         raise BatchError(problems[0])
-    with isolated_random_state(), preserved_generators(loader):
+    with isolated_random_state(), reproducible_reading(loader):
         try:
             first = next(iter(loader))
         except StopIteration:
@@ -105,18 +110,61 @@ def _generators_of(loader: Any) -> list[torch.Generator]:
     return list({id(g): g for g in candidates if isinstance(g, torch.Generator)}.values())
 
 
-@contextmanager
-def preserved_generators(loader: Any) -> Iterator[None]:
-    """Restore a loader's generators after the block; samplers without a generator get one for the block.
+def _data_loaders_in(loader: Any) -> list[DataLoader[Any]]:
+    """Return the DataLoaders that a loader reads from, also those inside wrappers such as timm's PrefetchLoader."""
+    loaders: dict[int, DataLoader[Any]] = {}
+    remaining = loader_parts(loader)[:]
+    seen: set[int] = set()
+    while remaining:
+        part = remaining.pop()
+        if part is None or id(part) in seen or len(seen) == MOST_WRAPPERS:
+            continue
+        seen.add(id(part))
+        if isinstance(part, DataLoader):
+            loaders[id(part)] = part
+        remaining += [getattr(part, name, None) for name in WRAPPED_LOADER]
+    return list(loaders.values())
 
-    So the order of the data does not depend on other random draws, and all processes shuffle in the same order.
+
+def resume_limits(loader: Any, where: str) -> list[str]:
+    """Return why a run that is resumed on a loader, of which a batch was read, would not end with the same bits."""
+    return [
+        f"{where}: the workers of {type(part).__name__} live on from epoch to epoch and cannot be seeded. If they draw "
+        "random numbers, a run that is stopped and resumed ends with other weights than one that is not. A plain "
+        "torch.utils.data.DataLoader does not have this limit"
+        for part in _data_loaders_in(loader)
+        if part.num_workers and any(isinstance(v, _BaseDataLoaderIter) for k, v in vars(part).items() if k[0] != "_")
+    ]
+
+
+@contextmanager
+def _new_workers_at_each_epoch(loader: Any) -> Iterator[None]:
+    """Start new workers at each epoch during the block: living ones go on with the random state of the last epoch."""
+    persistent = [part for part in _data_loaders_in(loader) if part.persistent_workers]
+    for part in persistent:
+        vars(part)["persistent_workers"] = False  # past __setattr__, which refuses; the user's own workers live on
+    try:
+        yield
+    finally:
+        for part in persistent:
+            vars(part)["persistent_workers"] = True
+
+
+@contextmanager
+def reproducible_reading(loader: Any) -> Iterator[None]:
+    """Read a loader in the block so that its batches depend on nothing but the seed at the beginning of an epoch.
+
+    Its generators are restored after the block; samplers without a generator get one for the block. So the order of
+    the data does not depend on other random draws, and all processes shuffle in the same order. Workers do not live on
+    from epoch to epoch.
     """
     before = [(generator, generator.get_state()) for generator in _generators_of(loader)]
     without_generator = [sampler for sampler in _samplers_of(loader) if getattr(sampler, "generator", loader) is None]
     for sampler in without_generator:
         sampler.generator = torch.Generator()
     try:
-        yield
+        with _new_workers_at_each_epoch(loader):
+            yield
     finally:
         for sampler in without_generator:
             sampler.generator = None
@@ -174,7 +222,7 @@ def iterate_batches(
     """
     epoch, skip = (resume_at.epoch, resume_at.batches_read) if resume_at else (0, 0)
     size = num_batches(loader)
-    with preserved_generators(loader):
+    with reproducible_reading(loader):
         while True:
             seed_loader(loader, derive_seed(seed, name, epoch), epoch)
             reader, batches_read = iter(loader), 0

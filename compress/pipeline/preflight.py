@@ -17,6 +17,7 @@ from compress.errors import BatchError, NotReady, format_error
 from compress.graph import Groups
 from compress.modules import as_call_inputs, guarded_parameters, module_mode, shared_copy, trainable_copy
 from compress.recipe import Finetune, Recipe, Target
+from compress.storage import extra_state_problems
 from compress.surgery import Plan
 from compress.training import (
     Classification,
@@ -60,6 +61,8 @@ def check_inputs(model: nn.Module, recipe: Recipe, engine: Engine, inputs: UserI
         NotReady: something is missing or does not fit; the message lists all problems.
     """
     problems = launch_problems(engine)
+    if engine.store is not None:
+        problems += extra_state_problems(model)
     problems += tracker_problems(recipe, engine.store.path.parent if engine.store is not None else None)
     try:
         task = _find_task(recipe, inputs)

@@ -19,7 +19,7 @@ from compress.budget import (
     choose_widths,
     compare_latency_in_batches,
 )
-from compress.data import derive_seed, num_batches
+from compress.data import derive_seed, num_batches, resume_limits
 from compress.distributed import broadcast_module_, broadcast_object, on_rank_zero, rank, world_size
 from compress.errors import NotReady
 from compress.graph import Groups, Index
@@ -32,7 +32,7 @@ from compress.storage import (
     CheckpointStore,
     TrainingState,
     isolated_random_state,
-    load_tensors_,
+    load_training_tensors_,
     lock_directory,
     remove_temporary_files,
     seed_all,
@@ -103,6 +103,8 @@ class Run(RunContext):
                 sizes = DataSizes(num_batches(run.data.train), num_batches(run.task.val), world_size())
                 full_identity = identity.with_data(sizes)
                 engine.run_state.run_digest = on_rank_zero(lambda: claim_workdir(workdir, full_identity, resume))
+                for limit in resume_limits(run.data.train, "train"):
+                    display.message(limit)
             if resume and store is not None:
                 run._resume(store)
             with trackers_running(engine, recipe, workdir), engine.explain_write_errors():
@@ -345,7 +347,7 @@ class Run(RunContext):
             self.report = Report.from_dict(state.report)
             slice_(self.compact, self.plan)
         if student := tensors_under(tensors, "student/"):
-            load_tensors_(self.compact, student)
+            load_training_tensors_(self.compact, student)
         steps_done = metadata.position.done if metadata.position else 0
         display.message(f"resuming in stage {state.stage}, at step {steps_done}")
 

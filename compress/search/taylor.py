@@ -58,7 +58,8 @@ class Taylor(Search):
             return {"loss": task.loss(task.forward(model, micro_batch), micro_batch)}
 
         with module_mode(model, training=False):
-            result = self.job.gradient_computer.gradients(terms, batch, list(self.gates.values()))
+            gates, counts = list(self.gates.values()), {"loss": task.count_targets}
+            result = self.job.gradient_computer.gradients(terms, batch, gates, counts=counts)
         for total, gate, gradient in zip(self.sums, self.gates.values(), result.gradients, strict=True):
             total.add_((gate.detach() * gradient).square())
         return result.terms

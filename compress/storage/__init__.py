@@ -3,8 +3,23 @@
 Nothing here knows about pruning.
 """
 
-from .checkpoint import CheckpointStore, TrainingState, load_tensors_, state_tensors, tensors_under
+from .checkpoint import (
+    CheckpointStore,
+    TrainingState,
+    load_tensors_,
+    load_training_tensors_,
+    state_tensors,
+    tensors_under,
+)
 from .directories import atomic_directory, find_saved
+from .extra_state import (
+    decode_extra_states,
+    encode_extra_states,
+    extra_state_problems,
+    extra_states,
+    is_extra_state,
+    set_extra_states_,
+)
 from .files import (
     EXPORT_FILES,
     PRESERVED,
@@ -27,16 +42,23 @@ __all__ = [
     "RandomState",
     "TrainingState",
     "atomic_directory",
+    "decode_extra_states",
+    "encode_extra_states",
+    "extra_state_problems",
+    "extra_states",
     "find_saved",
     "get_random_state",
     "hash_tensors",
+    "is_extra_state",
     "is_temporary_file",
     "isolated_random_state",
     "load_tensors_",
+    "load_training_tensors_",
     "lock_directory",
     "read_json",
     "remove_temporary_files",
     "seed_all",
+    "set_extra_states_",
     "set_random_state",
     "state_tensors",
     "tensors_under",

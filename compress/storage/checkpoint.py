@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn, optim
 
+from .extra_state import decode_extra_states, encode_extra_states, extra_states, is_extra_state, set_extra_states_
 from .files import write_atomic
 from .hashes import hash_tensors
 
@@ -27,11 +28,13 @@ class TrainingState:
     optimizers: Sequence[optim.Optimizer] = ()
     extra_tensors: Callable[[], dict[str, Tensor]] = dict
     values: dict[str, Any] = field(default_factory=dict)
+    extra_states: dict[str, Any] = field(default_factory=dict)  # of modules that are not among `modules`
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by their names in a checkpoint."""
-        tensors = {f"{key}/{n}": t for key, m in self.modules.items() for n, t in state_tensors(m).items()}
-        tensors |= {f"extra/{name}": tensor for name, tensor in self.extra_tensors().items()}
+        tensors = {f"{key}/{n}": t for key, m in self.modules.items() for n, t in training_tensors(m).items()}
+        extra = self.extra_tensors() | encode_extra_states(self.extra_states)
+        tensors |= {f"extra/{name}": tensor for name, tensor in extra.items()}
         for k, optimizer in enumerate(self.optimizers):
             for i, values in optimizer.state_dict()["state"].items():
                 tensors |= {f"optimizer{k}/{i}/{n}": v for n, v in values.items() if isinstance(v, Tensor)}
@@ -46,7 +49,9 @@ class TrainingState:
         """Restore the state of a checkpoint."""
         self.values.update(values)
         for key, module in self.modules.items():
-            load_tensors_(module, tensors_under(tensors, f"{key}/"))
+            load_training_tensors_(module, tensors_under(tensors, f"{key}/"))
+            device = next((p.device for p in module.parameters()), torch.device("cpu"))
+            self.extra_states.update(decode_extra_states(tensors_under(tensors, "extra/"), device))
         for name, tensor in self.extra_tensors().items():
             tensor.copy_(tensors[f"extra/{name}"])
         for k, optimizer in enumerate(self.optimizers):
@@ -117,8 +122,42 @@ def tensors_under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tenso
 
 
 def state_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of `module.state_dict()`, without extra state of other types."""
-    return {name: value for name, value in module.state_dict().items() if isinstance(value, Tensor)}
+    """Return the parameters and buffers of `module.state_dict()`, without extra state."""
+    state = module.state_dict().items()
+    return {name: value for name, value in state if isinstance(value, Tensor) and not is_extra_state(name)}
+
+
+def training_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return everything that training can change in a module: also buffers that are not persistent, and extra state."""
+    buffers = {name: owner._buffers[key] for name, (owner, key) in _non_persistent_buffers(module).items()}
+    known = {name: buffer for name, buffer in buffers.items() if buffer is not None}
+    return state_tensors(module) | known | encode_extra_states(extra_states(module))
+
+
+@torch.no_grad()
+def load_training_tensors_(module: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Restore the tensors of `training_tensors`."""
+    load_tensors_(module, values)
+    device = next((p.device for p in module.parameters()), torch.device("cpu"))
+    for name, (owner, key) in _non_persistent_buffers(module).items():
+        buffer, value = owner._buffers[key], values.get(name)
+        if value is None:
+            continue
+        if buffer is None or buffer.shape != value.shape or buffer.dtype != value.dtype:  # a cache that code replaces
+            owner._buffers[key] = value.to(device if buffer is None else buffer.device)
+        elif not torch.equal(buffer.cpu(), value.cpu()):  # constants may share memory with themselves
+            buffer.copy_(value)
+    set_extra_states_(module, decode_extra_states(values, device))
+
+
+def _non_persistent_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Return the owner and the key of each buffer that is not in the state dict, by name."""
+    return {
+        f"{path}.{key}" if path else key: (owner, key)
+        for path, owner in module.named_modules()
+        for key in sorted(owner._non_persistent_buffers_set)
+        if key in owner._buffers
+    }
 
 
 @torch.no_grad()

@@ -62,7 +62,16 @@ class Classification(Task):
     def loss(self, outputs: Any, batch: Any) -> Tensor:
         target = self.split(batch)[1]
         logits = logits_of(outputs)
-        return F.cross_entropy(logits, self._check_target(target, logits))
+        loss = F.cross_entropy(logits, self._check_target(target, logits))
+        # The mean over no targets is NaN in torch. Without waiting for the device:
+        return loss if target.ndim == 2 else torch.where((target != IGNORED).any(), loss, torch.zeros_like(loss))
+
+    def count_targets(self, batch: Any) -> int:
+        """Return the number of targets that are not ignored."""
+        target = self.split(batch)[1]
+        if target.ndim == 2:
+            return len(target) if not isinstance(batch, SoftBatch) or bool(target.any()) else 0
+        return int((target != IGNORED).sum())
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
@@ -102,7 +111,9 @@ class Classification(Task):
         return ((v * logits).sum(-1) * counted).sum() / counted.sum().clamp_min(1)
 
     def soften(self, batch: Any, classes: int, smoothing: float, mix: Any = None) -> SoftBatch:
-        """Return the batch with rows of probabilities as targets.
+        """Return the batch with rows of probabilities as targets, without the images whose targets are ignored.
+
+        If all are ignored, the images stay, with rows of zeros: a model need not run on an empty batch.
 
         Args:
             mix: a timm Mixup, which smooths by itself.
@@ -117,7 +128,10 @@ class Classification(Task):
                     "mixup, cutmix: the targets of the loader are probabilities already; leave mixup and cutmix out"
                 )
             return SoftBatch(x, y * (1 - smoothing) + smoothing / classes)
-        x, y = x[y != IGNORED], y[y != IGNORED]
+        counted = y != IGNORED
+        if not bool(counted.any()):
+            return SoftBatch(x, x.new_zeros(len(x), classes))
+        x, y = x[counted], y[counted]
         rows = F.one_hot(y, classes).to(x.dtype) * (1 - smoothing) + smoothing / classes
         even = len(x) - len(x) % 2  # timm mixes even batches; the last image of an odd one is not mixed
         if mix is None or not even:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,22 +11,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from compress.distributed import all_reduce_sum, world_size
 from compress.formatting import describe_value
 from compress.surgery import Plan
 
+STUDENT, TEACHER = 0, 1
+
 
 class FeatureDistillation:
-    """Feature loss: relative squared distance of the outputs of named modules in student and teacher."""
+    """Feature loss: relative squared distance of the outputs of named modules in student and teacher.
+
+    It is a quotient of two sums over the batch of a step, so `totals` has to hold the sums of the teacher before the
+    loss of any part of the batch can be computed. The losses of the parts add up.
+    """
 
     def __init__(self, student: nn.Module, teacher: nn.Module, plan: Plan, names: Sequence[str]) -> None:
         self.names, self.plan, self.teacher = tuple(names), plan, teacher
-        self.sides = (student, teacher)
-        self.outputs: dict[tuple[str, int], Any] = {}  # by module and side: student 0, teacher 1
+        self.student = student
+        self.outputs: dict[tuple[str, int], Any] = {}  # by module and side
+        self.totals: dict[str, Tensor] = {}  # by module: squared norm of the teacher's features in the whole step
         self.kept: dict[str, tuple[int, Tensor | None]] = {}  # by module: dimension, and positions that the plan keeps
 
     @contextmanager
-    def recording(self, sides: Sequence[nn.Module] | None = None) -> Iterator[None]:
-        """Record the outputs of the named modules during the block."""
+    def recording(self, models: Mapping[int, nn.Module]) -> Iterator[None]:
+        """Record the outputs of the named modules of models, by side, during the block."""
 
         def hook(name: str, side: int) -> Callable[..., None]:
             def record(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -37,7 +45,7 @@ class FeatureDistillation:
         handles = [
             model.get_submodule(name).register_forward_hook(hook(name, side))
             for name in self.names
-            for side, model in enumerate(sides or self.sides)
+            for side, model in models.items()
         ]
         try:
             yield
@@ -56,25 +64,40 @@ class FeatureDistillation:
             ValueError: a module returns no features, is not called, or has features that match none of the teacher's.
         """
         copies = [self.plan.apply_(copy.deepcopy(self.teacher)), self.plan.zero_(copy.deepcopy(self.teacher))]
-        with self.recording(copies):
+        with self.recording({STUDENT: copies[0], TEACHER: copies[1]}):
             for model in copies:
                 run(model)
         for name in self.names:
-            sliced, zeroed = self.outputs.pop((name, 0), None), self.outputs.pop((name, 1), None)
+            sliced, zeroed = self.outputs.pop((name, STUDENT), None), self.outputs.pop((name, TEACHER), None)
             if not isinstance(sliced, Tensor) or not isinstance(zeroed, Tensor) or sliced.ndim < 2:
                 raise ValueError(f"finetune.distill.features: {name} is not called, or returns no tensor of features")
             self.kept[name] = match_kept_features(name, sliced, zeroed)
 
+    def squared_norms(self) -> dict[str, Tensor]:
+        """Return ||t||^2 of the teacher's features on the last batch that it ran on, by module."""
+        return {name: self._teacher_features(name).square().sum() for name in self.names}
+
+    @torch.no_grad()
+    def set_totals(self, norms: Sequence[Mapping[str, Tensor]]) -> None:
+        """Set `totals` from the squared norms of the parts of this process, summed over the processes."""
+        self.totals = {name: torch.stack([part[name] for part in norms]).sum() for name in self.names}
+        if world_size() > 1:
+            sums = all_reduce_sum(torch.stack([total.double() for total in self.totals.values()]), len(self.names))
+            self.totals = {name: value.to(self.totals[name]) for name, value in zip(self.names, sums, strict=True)}
+
     def loss(self) -> Tensor:
-        """Return the mean over modules of ||s - t||^2 / ||t||^2."""
+        """Return the mean over modules of ||s - t||^2 / total ||t||^2."""
         distances = []
         for name in self.names:
-            student, teacher = self.outputs.pop((name, 0)), self.outputs.pop((name, 1)).clone()
-            dim, kept = self.kept[name]
-            if kept is not None:
-                teacher = teacher.index_select(dim, kept)
-            distances.append((student - teacher).square().sum() / teacher.square().sum().clamp_min(1e-12))
+            distance = (self.outputs.pop((name, STUDENT)) - self._teacher_features(name)).square().sum()
+            distances.append(distance / self.totals[name].clamp_min(1e-12))
         return torch.stack(distances).mean()
+
+    def _teacher_features(self, name: str) -> Tensor:
+        """Return the recorded features of the teacher that the plan keeps."""
+        teacher: Tensor = self.outputs[name, TEACHER].clone()
+        dim, kept = self.kept[name]
+        return teacher if kept is None else teacher.index_select(dim, kept)
 
 
 def match_kept_features(name: str, sliced: Tensor, zeroed: Tensor) -> tuple[int, Tensor | None]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from compress.data import AccumulatedBatch, iterate_batches, num_batches, preserved_generators, shard_loader
+from compress.data import AccumulatedBatch, iterate_batches, num_batches, reproducible_reading, shard_loader
 from compress.distributed import all_gather_object, broadcast_object, init_process_group, on_rank_zero
 from compress.errors import BudgetError, Diverged
 from compress.modules import module_mode
@@ -224,7 +224,7 @@ class Engine:
             module_mode(model, training=False),
             torch.no_grad(),
             isolated_random_state(self.seed),
-            preserved_generators(val),
+            reproducible_reading(val),
         ):
             return broadcast_object(check_metrics(task.evaluate(model, batches()), task))
 

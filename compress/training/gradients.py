@@ -1,30 +1,32 @@
 """Gradients of a batch: in micro-batches that fit into memory, in mixed precision, averaged over processes.
 
-The batch of a step is everything that all processes read for it, including accumulated batches. Its loss is the mean
-over the samples, so the gradients of micro-batches are added up, weighted by their share of the samples. The result
-does not depend on the division, except for batch norms, which see one micro-batch at a time.
+The batch of a step is everything that all processes read for it, including accumulated batches. Each term of its loss
+is a mean over samples or targets, so the gradients of micro-batches are added up, weighted by their share of them. The
+result does not depend on the division, except for batch norms, which see one micro-batch at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from compress.data import AccumulatedBatch, batch_size_of, batches_of_step, split_batch
-from compress.distributed import all_reduce_mean, world_size
+from compress.distributed import all_reduce_mean, all_reduce_sum, world_size
 from compress.recipe import Precision
 
 INITIAL_LOSS_SCALE, LOSS_SCALE_GROWTH_INTERVAL = 2.0**16, 2000  # as in torch.amp.GradScaler
 
+T = TypeVar("T")
 LossTerms = Callable[[Any], Mapping[str, Tensor]]  # micro-batch -> terms of the loss by name
+Count = Callable[[Any], float | None]  # batch -> number of samples or targets that a mean is over; None: unknown
 
 
 class GradientResult(NamedTuple):
-    """Terms of the loss and gradients, as means over the samples of a step; `unused`: no process used the tensor."""
+    """Terms of the loss and gradients, as means over a whole step; `unused`: no process used the tensor."""
 
     terms: dict[str, Tensor]
     gradients: list[Tensor]
@@ -52,8 +54,8 @@ class GradientComputer:
         self.device, self.precision, self.message = device or torch.device("cpu"), precision, message
         self.num_micro_batches = 1  # per batch
         self.loss_scale, self.steps_since_overflow = (INITIAL_LOSS_SCALE if precision == "fp16" else 1.0), 0
-        # By id of the batch, which is kept so that the id stays valid: the batch, and its parts with their shares.
-        self._micro_batches: dict[int, tuple[Any, list[tuple[Any, float]]]] = {}
+        # By id of the batch, which is kept so that the id stays valid: the batch, and its parts.
+        self._micro_batches: dict[int, tuple[Any, list[Any]]] = {}
 
     @property
     def state(self) -> dict[str, float]:
@@ -72,7 +74,12 @@ class GradientComputer:
         return torch.autocast(self.device.type, torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
     def gradients(
-        self, loss_terms: LossTerms, batch: Any, tensors: Sequence[Tensor], factor: float = 1.0
+        self,
+        loss_terms: LossTerms,
+        batch: Any,
+        tensors: Sequence[Tensor],
+        factor: float = 1.0,
+        counts: Mapping[str, Count | None] | None = None,
     ) -> GradientResult:
         """Return the terms of a batch's loss, and `factor` times the gradient of their sum.
 
@@ -82,13 +89,18 @@ class GradientComputer:
         Args:
             loss_terms: called with each micro-batch; must not change anything.
             tensors: with respect to which to differentiate.
+            counts: by name of a term, counts the samples or targets that it is the mean over; default: the samples.
+                A term that is the mean over nothing is left out. None: the term is a sum, not a mean.
 
         Raises:
             torch.OutOfMemoryError: a single sample does not fit into memory.
         """
+        # Outside the loop: processes repeat the passes independently of each other, but have to communicate in step.
+        process_weights = _process_weights(batch, counts or {})
         while True:
             try:
-                terms, gradients = self._run_passes(loss_terms, batch, list(tensors), factor)
+                weights = self._term_weights(batch, counts or {}, process_weights)
+                terms, gradients = self._run_passes(loss_terms, batch, list(tensors), factor, weights)
             except RuntimeError as error:
                 if not _is_out_of_memory(error) or not self._halve_micro_batches(batch):
                     raise
@@ -98,41 +110,76 @@ class GradientComputer:
                     return result
             _clear_device_cache()
 
-    def micro_batches(self, batch: Any) -> list[tuple[Any, float]]:
-        """Return the micro-batches of a batch and their shares of its samples; the same objects in each call."""
+    def run_micro_batches(self, function: Callable[[Any], T], batch: Any) -> list[T]:
+        """Return the results of a function of each micro-batch; halve micro-batches if memory does not suffice.
+
+        Raises:
+            torch.OutOfMemoryError: a single sample does not fit into memory.
+        """
+        while True:
+            try:
+                with self.autocast():
+                    return [function(micro_batch) for micro_batch in self.micro_batches(batch)]
+            except RuntimeError as error:
+                if not _is_out_of_memory(error) or not self._halve_micro_batches(batch):
+                    raise
+            _clear_device_cache()
+
+    def micro_batches(self, batch: Any) -> list[Any]:
+        """Return the micro-batches of a batch; the same objects in each call."""
         if self.num_micro_batches == 1 and not isinstance(batch, AccumulatedBatch):
-            return [(batch, 1.0)]
+            return [batch]
         if id(batch) not in self._micro_batches:
             while len(self._micro_batches) > 1:  # no step reads more than two batches
                 del self._micro_batches[next(iter(self._micro_batches))]
             parts = [p for one in batches_of_step(batch) for p in split_batch(one, self.num_micro_batches)]
-            sizes = [batch_size_of(part) for part in parts]
-            known = [s for s in sizes if s is not None]
-            total = sum(known) if len(known) == len(sizes) else 0
-            shares = [s / total if s is not None and total else 1 / len(parts) for s in sizes]
-            self._micro_batches[id(batch)] = (batch, list(zip(parts, shares, strict=True)))
+            self._micro_batches[id(batch)] = (batch, parts)
         return self._micro_batches[id(batch)][1]
 
+    def _term_weights(
+        self, batch: Any, counts: Mapping[str, Count | None], process_weights: Mapping[str, float]
+    ) -> list[dict[str, float]]:
+        """Return the weights of the terms of each micro-batch, by name; under "" that of all other terms."""
+        micro_batches = self.micro_batches(batch)
+        if len(micro_batches) == 1 and world_size() == 1:
+            return [{"": 1.0}]
+        weights: list[dict[str, float]] = [{} for _ in micro_batches]
+        for name, count in _all_counts(counts).items():
+            numbers = _numbers(count, micro_batches)
+            total = _sum_known(numbers)
+            for weights_of_part, number in zip(weights, numbers, strict=True):
+                share = 1 / len(numbers) if total is None else (number or 0) / total if total else 0.0
+                weights_of_part[name] = share * process_weights[name]
+        for name in (name for name, count in counts.items() if count is None):
+            for weights_of_part in weights:
+                weights_of_part[name] = world_size()  # `_reduce` takes the mean over the processes
+        return weights
+
     def _run_passes(
-        self, loss_terms: LossTerms, batch: Any, tensors: list[Tensor], factor: float
+        self,
+        loss_terms: LossTerms,
+        batch: Any,
+        tensors: list[Tensor],
+        factor: float,
+        weights: Sequence[Mapping[str, float]],
     ) -> tuple[dict[str, Tensor], list[Tensor | None]]:
         """Return terms of the loss and scaled gradients of this process, summed over the micro-batches."""
         sums: dict[str, Tensor] = {}
         totals: list[Tensor | None] = [None] * len(tensors)
-        micro_batches = self.micro_batches(batch)
-        for micro_batch, share in micro_batches:
+        for micro_batch, weights_of_part in zip(self.micro_batches(batch), weights, strict=True):
             with self.autocast():
-                terms = loss_terms(micro_batch)
-            loss = torch.stack([term.reshape(()) for term in terms.values()]).sum()
-            scaled = loss * (share * factor * self.loss_scale) if share * factor * self.loss_scale != 1 else loss
-            gradients = _gradients_of(scaled, tensors)
-            if len(micro_batches) == 1:
-                return {k: t.detach().reshape(()) for k, t in terms.items()}, gradients
+                terms = {name: term.reshape(()) for name, term in loss_terms(micro_batch).items()}
+            weight_of = {name: weights_of_part.get(name, weights_of_part[""]) for name in terms}
+            loss = _weighted_sum(terms, weight_of, factor * self.loss_scale)
+            gradients = _gradients_of(loss, tensors) if loss is not None else [None] * len(tensors)
             for i, gradient in enumerate(gradients):
                 total = totals[i]
                 totals[i] = gradient if total is None else total if gradient is None else total.add_(gradient)
-            sums = {k: sums.get(k, 0) + t.detach().reshape(()) * share for k, t in terms.items()}
-            del terms, loss, scaled, gradients  # frees the graph before the next forward pass
+            for name, term in terms.items():
+                # The mean over nothing may be NaN.
+                value = term.detach() * weight_of[name] if weight_of[name] else torch.zeros_like(term)
+                sums[name] = sums[name] + value if name in sums else value
+            del terms, loss, gradients  # frees the graph before the next forward pass
         return sums, totals
 
     def _reduce(
@@ -172,6 +219,49 @@ class GradientComputer:
             "whose gradients are added up. Batch norms see one micro-batch at a time"
         )
         return True
+
+
+def _all_counts(counts: Mapping[str, Count | None]) -> dict[str, Count]:
+    """Return the counts of the terms that are means; under "" that of the terms that are not named."""
+    return {"": batch_size_of, **{name: count for name, count in counts.items() if count is not None}}
+
+
+def _process_weights(batch: Any, counts: Mapping[str, Count | None]) -> dict[str, float]:
+    """Return this process's share of what each term is the mean over, times the number of processes."""
+    all_counts = _all_counts(counts)
+    if world_size() == 1:
+        return dict.fromkeys(all_counts, 1.0)
+    totals = [_sum_known(_numbers(count, batches_of_step(batch))) for count in all_counts.values()]
+    message = [*(total or 0.0 for total in totals), *(float(total is None) for total in totals)]
+    sums = all_reduce_sum(torch.tensor(message, dtype=torch.float64), len(message)).tolist()
+    weights = {}
+    for name, total, everywhere, unknown in zip(all_counts, totals, sums, sums[len(totals) :], strict=False):
+        weights[name] = 1.0 if unknown or total is None or not everywhere else total * world_size() / everywhere
+    return weights
+
+
+def _numbers(count: Count, batches: Sequence[Any]) -> list[float | None]:
+    """Return the counts of batches as Python numbers: a quotient of integer tensors would be in single precision."""
+    return [None if (number := count(one)) is None else float(number) for one in batches]
+
+
+def _sum_known(numbers: Sequence[float | None]) -> float | None:
+    """Return the sum of the numbers; None if one is unknown."""
+    known = [number for number in numbers if number is not None]
+    return sum(known) if len(known) == len(numbers) else None
+
+
+def _weighted_sum(terms: Mapping[str, Tensor], weights: Mapping[str, float], factor: float) -> Tensor | None:
+    """Return `factor` times the weighted sum of the terms; None if all weights are zero."""
+    used = {name: term for name, term in terms.items() if weights[name]}
+    if not used:
+        return None
+    if len({weights[name] for name in used}) == 1:  # as a rule: one multiplication, after the sum
+        factor *= weights[next(iter(used))]
+        loss = torch.stack(list(used.values())).sum()
+    else:
+        loss = torch.stack([term * weights[name] for name, term in used.items()]).sum()
+    return loss * factor if factor != 1 else loss
 
 
 def _gradients_of(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compress.data import derive_seed, preserved_generators, seed_loader
+from compress.data import derive_seed, reproducible_reading, seed_loader
 
 from .engine import Engine
 from .task import Task
@@ -28,7 +28,7 @@ def recalibrate_(model: nn.Module, task: Task, loader: Iterable[Any], batches: i
         norm.reset_running_stats()
         norm.momentum, norm.training = None, True
     try:
-        with engine.display.bar("recalibrate", batches) as bar, preserved_generators(loader):
+        with engine.display.bar("recalibrate", batches) as bar, reproducible_reading(loader):
             seed_loader(loader, derive_seed(engine.seed, "recalibrate"), 0)
             for number, batch in enumerate(loader, 1):
                 task.forward(model, engine.move(batch))

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from compress.data import batch_size_of
 from compress.formatting import describe_value
 from compress.recipe import Recipe
 
@@ -76,6 +77,13 @@ class Task(metaclass=_TaskType):
         """Run the dense model for `distil`. Default: `forward`."""
         return self.forward(model, batch)
 
+    def count_targets(self, batch: Any) -> float | None:
+        """Return how many targets the mean in `loss` is over; None if unknown. Default: the number of samples.
+
+        It weighs the losses of processes, accumulated batches and micro-batches, so that they are as one large batch.
+        """
+        return batch_size_of(batch)
+
     def objections(self, recipe: Recipe) -> list[str]:
         """Return the settings of the recipe that this task does not support, one line each. Default: none."""
         return []
@@ -128,7 +136,7 @@ class Task(metaclass=_TaskType):
 class _AdaptedTask(Task):
     """A user's task that does not derive from `Task`: its own methods, defaults for the hooks that it lacks."""
 
-    HOOKS = ("include", "teach", "objections", "save", "soften", "draw", "finetune", "export")
+    HOOKS = ("include", "teach", "count_targets", "objections", "save", "soften", "draw", "finetune", "export")
 
     def __init__(self, task: TaskLike) -> None:
         self._task = task

@@ -13,6 +13,7 @@ import compress
 from compress.data.named_loaders import digits_datasets
 from helpers.digits import dense
 from helpers.interruption import SHORT_RECIPE, Interrupted, InterruptedLoader, small_loaders
+from helpers.stateful_network import Stateful
 from helpers.weights import same_weights
 
 pytestmark = pytest.mark.usefixtures("checkpoint_at_every_step")
@@ -165,8 +166,8 @@ class Augmented(torch.utils.data.Dataset[Any]):
         return x + 0.1 * torch.randn(()) + 0.1 * random.random() + 0.1 * np.random.rand(), y
 
 
-def augmented(workers: int) -> DataLoader[Any]:
-    return DataLoader(Augmented(), 64, shuffle=True, num_workers=workers)
+def augmented(workers: int, **settings: Any) -> DataLoader[Any]:
+    return DataLoader(Augmented(), 64, shuffle=True, num_workers=workers, **settings)
 
 
 def sampled() -> DataLoader[Any]:
@@ -196,6 +197,40 @@ def test_loaders_that_draw_random_numbers_resume_to_the_same_bits(kind: str, tmp
             compress.prune(model, recipe, train=_like(make(), after), workdir=folder, quiet=True)
         again = compress.prune(model, recipe, train=make(), workdir=folder, resume=True, quiet=True)
         assert same_weights(again.model, whole.model), after
+
+
+@pytest.mark.parametrize("after", [6, 11])
+def test_loaders_whose_workers_persist_resume_to_the_same_bits(after: int, tmp_path: Path) -> None:
+    """Four batches an epoch, and one before the start: stops in the second epoch of search and of fine-tuning."""
+    whole = compress.prune(dense(), SHORT_RECIPE, train=augmented(1, persistent_workers=True), quiet=True)
+    with pytest.raises(Interrupted):
+        loader = _like(augmented(1, persistent_workers=True), after)
+        compress.prune(dense(), SHORT_RECIPE, train=loader, workdir=tmp_path, quiet=True)
+    loader = augmented(1, persistent_workers=True)
+    again = compress.prune(dense(), SHORT_RECIPE, train=loader, workdir=tmp_path, resume=True, quiet=True)
+    assert same_weights(again.model, whole.model)
+    assert loader.persistent_workers
+
+
+@pytest.mark.parametrize("best", [True, False])
+def test_extra_state_and_buffers_that_are_not_persistent_resume_to_the_same_bits(best: bool, tmp_path: Path) -> None:
+    """The outputs depend on both, and training changes them: stops within search, at the cut, within fine-tuning."""
+    recipe = {**SHORT_RECIPE, "finetune": {**SHORT_RECIPE["finetune"], "best": best, "ema": 0.9 if best else None}}
+    train, val = small_loaders()
+    whole: Any = compress.prune(Stateful(), recipe, train=train, val=val, quiet=True)
+    for after in (4, 7, 10):
+        folder, (train, val) = tmp_path / str(after), small_loaders()
+        with pytest.raises(Interrupted):
+            compress.prune(
+                Stateful(), recipe, train=InterruptedLoader(train, after), val=val, workdir=folder, quiet=True
+            )
+        train, val = small_loaders()
+        again: Any = compress.prune(Stateful(), recipe, train=train, val=val, workdir=folder, resume=True, quiet=True)
+        assert same_weights(again.model[0], whole.model[0]), after
+        assert again.model[1].steps == whole.model[1].steps > 0
+        assert torch.equal(again.model[1].seen["mean"], whole.model[1].seen["mean"]), after
+        assert torch.equal(again.model[1].trend, whole.model[1].trend), after
+        assert again.report.pruned.metrics == whole.report.pruned.metrics
 
 
 def _like(loader: DataLoader[Any], after: int) -> InterruptedLoader:

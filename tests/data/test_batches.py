@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import compress
-from compress.data.batches import BatchPosition, derive_seed, iterate_batches
+from compress.data.batches import BatchPosition, derive_seed, iterate_batches, resume_limits
+from compress.data.halves import split_into_halves
 from compress.errors import BatchError
 from compress.storage import RandomState, get_random_state, isolated_random_state
 from helpers.digit_batches import EndlessDataset, digit_batches
@@ -59,3 +61,52 @@ def test_a_resumed_reader_continues_with_the_same_batches_and_random_numbers() -
 def test_seeds_of_purposes_differ_and_are_fixed() -> None:
     seeds = {derive_seed(s, name, epoch) for s in range(3) for name in ("search", "finetune") for epoch in range(3)}
     assert len(seeds) == 18 and derive_seed(0, "search", 0) == derive_seed(0, "search", 0)
+
+
+class Drawing(torch.utils.data.Dataset[Any]):
+    """Draws a random number for each sample, in the worker."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> float:
+        return float(torch.rand((), dtype=torch.float64))
+
+
+class Wrapper:
+    """A loader around a loader, as libraries have them."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+
+@pytest.mark.parametrize("wrap", [lambda loader: loader, Wrapper, lambda loader: split_into_halves(Wrapper(loader), 0)])
+def test_a_reader_of_persistent_workers_continues_with_the_same_draws(wrap: Any) -> None:
+    loader = DataLoader(Drawing(), 1, num_workers=1, persistent_workers=True)
+    warm = [float(batch) for batch in loader]  # the user's own epoch, whose workers live on
+
+    def read(count: int, *resume: Any) -> list[tuple[BatchPosition, Any]]:
+        return list(iterate_batches(wrap(loader), 7, "stage", count, *resume))
+
+    with isolated_random_state():
+        through = read(6)
+        states = [get_random_state()]
+        assert read(6) == through
+        assert read(3, through[2][0], states) == through[3:]
+    assert len({str(batch) for _, batch in through}) == 6, "every epoch has its own draws"
+    assert loader.persistent_workers
+    assert [float(batch) for batch in loader] != warm
+
+
+def test_workers_that_cannot_be_seeded_are_named() -> None:
+    from timm.data.loader import MultiEpochsDataLoader
+
+    assert resume_limits(DataLoader(Drawing(), 1, num_workers=1, persistent_workers=True), "train") == []
+    assert resume_limits([1, 2], "train") == resume_limits(None, "train") == []
+    loader: Any = MultiEpochsDataLoader(Drawing(), 1, num_workers=1)
+    next(iter(loader))  # starts the workers, as the checks before a run do
+    (limit,) = resume_limits(loader, "train")
+    assert limit.startswith("train: the workers of MultiEpochsDataLoader live on from epoch to epoch")

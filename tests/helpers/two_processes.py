@@ -115,16 +115,21 @@ def _network() -> nn.Module:
     return nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(128, 4)).double()
 
 
-def _loader(batch: int) -> DataLoader[Any]:
+def _loader(batch: int, ignored: bool = False) -> DataLoader[Any]:
     random = torch.Generator().manual_seed(1)
     x = torch.randn(128, 3, 8, 8, generator=random, dtype=torch.float64)
-    return DataLoader(TensorDataset(x, torch.randint(0, 4, (128,), generator=random)), batch, shuffle=True)
+    y = torch.randint(0, 4, (128,), generator=random)
+    if ignored:  # every third target, and all that the second process reads in its first step
+        y[::3] = y[16:32] = -100
+    return DataLoader(TensorDataset(x, y), batch, shuffle=not ignored)
 
 
-def prune_small_network(search: dict[str, Any], batch: int, workdir: Path | None = None, **more: Any) -> dict[str, Any]:
+def prune_small_network(
+    search: dict[str, Any], batch: int, workdir: Path | None = None, ignored: bool = False, **more: Any
+) -> dict[str, Any]:
     """Prune to half of the dimensions; return the plan, the weights, the losses and the metrics."""
     recipe = {"budget": {"dims": "50%"}, "search": search, "timing": {"repeats": 3}, **more}
-    train, val = _loader(batch), _loader(batch)
+    train, val = _loader(batch, ignored), _loader(batch, ignored)
     pruned = compress.prune(_network(), recipe, train=train, val=val, workdir=workdir, quiet=True)
     return {
         "keep": {name: [int(i) for i in kept] for name, kept in pruned.plan.keep.items()},
@@ -139,6 +144,26 @@ def every_search(folder: Path) -> dict[str, Any]:
     runs = [prune_small_network(search, 16) for search in SEARCHES]
     runs.append(prune_small_network(SEARCHES[0], 16, folder / "out", **FINETUNE))
     return {"runs": runs, "files": sorted(path.name for path in (folder / "out").iterdir())}
+
+
+IGNORING: list[dict[str, Any]] = [
+    {"search": SEARCHES[0], **FINETUNE},
+    {"search": SEARCHES[-1], "finetune": {**TRAIN, "distill": {}, "label_smoothing": 0.1}},
+    {"search": SEARCHES[1]},
+    {"search": SEARCHES[6]},
+]
+FEATURES: dict[str, Any] = {
+    "search": SEARCHES[-1],
+    "finetune": {**TRAIN, "distill": {"features": ["0", "2", "5"], "feature_weight": 3.0}},
+}
+
+
+def uneven_losses(folder: Path) -> dict[str, Any]:
+    """Distil features, and prune on data some of whose targets are ignored, on half of the batch in each process."""
+    return {
+        "features": prune_small_network(batch=16, **FEATURES),
+        "ignored": [prune_small_network(batch=16, ignored=True, **settings) for settings in IGNORING],
+    }
 
 
 class Stream(IterableDataset[int]):

@@ -182,3 +182,18 @@ def test_soft_targets_are_what_label_smoothing_makes() -> None:
     soft = Classification().soften((torch.zeros(6, 1), y), 5, 0.1)
     expected = nn.functional.cross_entropy(logits, y, label_smoothing=0.1)
     assert float(Classification().loss(logits, soft)) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_ignored_targets_are_not_counted_and_the_loss_over_none_is_zero() -> None:
+    task, logits = compress.Classification(), torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    images = torch.zeros(3, 2)
+    some, none = torch.tensor([1, -100, 3]), torch.full((3,), -100)
+    assert [task.count_targets((images, y)) for y in (some, none, torch.rand(3, 4))] == [2, 0, 3]
+    exact = -(logits.log_softmax(1)[0, 1] + logits.log_softmax(1)[2, 3]) / 2
+    assert task.loss(logits, (images, some)).item() == pytest.approx(exact.item(), rel=1e-12)
+    empty = task.loss(logits, (images, none))
+    (gradient,) = torch.autograd.grad(empty, logits)
+    assert empty.item() == 0 and not bool(gradient.any())
+    softened = task.soften((images, none), 4, 0.1)
+    assert task.count_targets(softened) == 0 and len(softened.input) == 3
+    assert task.count_targets(task.soften((images, some), 4, 0.1)) == 2

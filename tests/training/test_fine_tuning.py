@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import compress
+from compress.data.micro_batches import AccumulatedBatch
 from compress.progress import ProgressDisplay
 from compress.recipe import Finetune
 from compress.storage.checkpoint import TrainingState
@@ -266,3 +267,31 @@ def test_state_of_a_training_goes_round() -> None:
     assert again.keys() == expected.keys()
     assert all(torch.equal(again[k], expected[k]) for k in expected)
     assert isinstance(other.state, TrainingState)
+
+
+@pytest.mark.parametrize("division", ["one batch", "micro-batches", "accumulated batches"])
+def test_feature_loss_is_the_relative_distance_over_the_whole_step(division: str) -> None:
+    """The oracle: the formula on the whole batch, with autograd; one sample has far larger features than the others."""
+    torch.manual_seed(3)
+    teacher = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.GELU(), nn.Linear(6, 10)).double()
+    student = copy.deepcopy(teacher)
+    with torch.no_grad():
+        for p in student.parameters():
+            p.add_(torch.randn_like(p), alpha=0.3)
+    x, y = first()[0][:12].double(), first()[1][:12]
+    x[2] *= 50
+    work = tuning(student, teacher, lr=1e-12, distill={"features": ["1", "3"], "feature_weight": 2, "weight": 0})
+    free, features = copy.deepcopy(student), [teacher[: i + 1](x).detach() for i in (1, 3)]
+    distances = [(free[:2](x) - features[0]).square().sum(), (free(x) - features[1]).square().sum()]
+    feature_loss = sum(d / t.square().sum() for d, t in zip(distances, features, strict=True))  # the mean, times two
+    loss = nn.functional.cross_entropy(free(x), y) + feature_loss
+    expected = torch.autograd.grad(loss, list(free.parameters()))
+    batch: Any = (x, y)
+    if division == "accumulated batches":
+        batch = AccumulatedBatch([(x[:3], y[:3]), (x[3:8], y[3:8]), (x[8:], y[8:])])
+    work.engine.gradient_computer.num_micro_batches = 4 if division == "micro-batches" else 1
+    terms = work.step(batch)
+    assert terms["features"].item() == pytest.approx(torch.as_tensor(feature_loss).item(), rel=1e-12)
+    for p, gradient in zip(student.parameters(), expected, strict=True):
+        assert p.grad is not None
+        assert torch.allclose(p.grad, gradient, rtol=1e-11, atol=1e-13)

@@ -74,6 +74,60 @@ def test_low_memory_is_noted_and_a_single_sample_that_does_not_fit_is_an_error()
         compute.gradients(fails, x, [weight])
 
 
+def with_ignored_targets() -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(3)
+    x = torch.randn(12, 5, generator=random, dtype=torch.float64)
+    y = torch.tensor([0, -100, 2, 1, -100, -100, -100, -100, 3, 3, -100, 1])  # 5 to 8 of them: none is counted
+    return x, y
+
+
+@pytest.mark.parametrize("parts", [1, 3, 4])
+@pytest.mark.parametrize("accumulated", [False, True])
+def test_loss_is_the_mean_over_the_counted_targets_of_the_step(parts: int, accumulated: bool) -> None:
+    """The oracle: torch's mean over the whole batch; that of distillation is over all samples."""
+    task, layer = compress.Classification(), nn.Linear(5, 4).double()
+    x, y = with_ignored_targets()
+    teacher = torch.randn(12, 4, dtype=torch.float64)
+    weights = list(layer.parameters())
+    compute = GradientComputer()
+    batch: Any = (x, y, teacher)
+    if accumulated:
+        pieces = [part.split(12 // parts) for part in batch]
+        batch = AccumulatedBatch(list(zip(*pieces, strict=True)))
+    else:
+        compute.num_micro_batches = parts
+
+    def terms(part: Any) -> dict[str, Tensor]:
+        outputs = layer(part[0])
+        return {"task": task.loss(outputs, part), "distil": task.distil(outputs, part[2], 2.0)}
+
+    found = compute.gradients(terms, batch, weights, 3.0, {"task": task.count_targets})
+    cross_entropy = nn.functional.cross_entropy(layer(x), y)
+    distance = compress.distillation(layer(x), teacher, 2.0)
+    for ours, exact in zip(found.gradients, torch.autograd.grad(3 * (cross_entropy + distance), weights), strict=True):
+        assert torch.allclose(ours, exact, rtol=1e-12, atol=1e-14)
+    assert float(found.terms["task"]) == pytest.approx(cross_entropy.item(), rel=1e-12)
+    assert float(found.terms["distil"]) == pytest.approx(distance.item(), rel=1e-12)
+
+
+def test_mean_over_nothing_is_left_out_even_if_it_is_not_a_number() -> None:
+    x, y = with_ignored_targets()
+    weight = nn.Parameter(torch.randn(5, 4, dtype=torch.float64))
+    batch = AccumulatedBatch([(x[4:8], y[4:8]), (x[8:], y[8:])])
+
+    def terms(part: Any) -> dict[str, Tensor]:
+        return {"task": nn.functional.cross_entropy(part[0] @ weight, part[1])}
+
+    found = GradientComputer().gradients(terms, batch, [weight], counts={"task": lambda part: (part[1] >= 0).sum()})
+    exact = nn.functional.cross_entropy(x[8:] @ weight, y[8:])
+    assert torch.allclose(found.gradients[0], torch.autograd.grad(exact, weight)[0], rtol=1e-12)
+    assert float(found.loss) == pytest.approx(exact.item(), rel=1e-12)
+    nothing = AccumulatedBatch([(x[4:6], y[4:6]), (x[6:8], y[6:8])])
+    found = GradientComputer().gradients(terms, nothing, [weight], counts={"task": lambda part: (part[1] >= 0).sum()})
+    assert found.unused == [True]
+    assert float(found.loss) == 0
+
+
 def test_what_a_model_freezes_later_is_left_alone() -> None:
     weight, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     frozen.requires_grad_(False)

@@ -128,7 +128,8 @@ class BayesCompress(Search):
                 terms["distil"] = distill.weight * task.distil(outputs, teacher_outputs, distill.temperature)
             return terms
 
-        result = self.job.gradient_computer.gradients(loss_terms, batch, self.weights)
+        counts = {"task": task.count_targets}
+        result = self.job.gradient_computer.gradients(loss_terms, batch, self.weights, counts=counts)
         for p, g, unused in zip(self.weights, result.gradients, result.unused, strict=True):
             p.grad = None if unused else g
         if self.config.clip is not None:

@@ -70,15 +70,16 @@ class ScoredSearch(Search):
     def state(self) -> dict[str, Tensor]:
         return self.regularizer.state()
 
-    def loss(self, batch: Any) -> Tensor:
-        """Return the loss of the task, with distillation if the recipe has it."""
+    def loss_terms(self, batch: Any) -> dict[str, Tensor]:
+        """Return the loss of the task, and that of distillation if the recipe has it."""
         task, distill = self.job.task, self.config.distill
         with recompute_gated_weights(self.job.model):
             outputs = task.forward(self.job.model, batch)
-        loss = task.loss(outputs, batch)
+        terms = {"task": task.loss(outputs, batch)}
         if distill is not None:
-            loss = loss + distill.weight * task.distil(outputs, self._teacher_outputs(batch), distill.temperature)
-        return loss
+            distance = task.distil(outputs, self._teacher_outputs(batch), distill.temperature)
+            terms["distil"] = distill.weight * distance
+        return terms
 
     def _teacher_outputs(self, batch: Any) -> Any:
         """Return the outputs of the dense model on a batch, computed once in a step."""
@@ -95,11 +96,8 @@ class ScoredSearch(Search):
 
     def gradients(self, batch: Any, parameters: Sequence[Tensor], factor: float = 1.0) -> tuple[Tensor, list[Tensor]]:
         """Return the loss on a batch, and `factor` times its gradient in the given parameters only."""
-
-        def terms(micro_batch: Any) -> dict[str, Tensor]:
-            return {"task": self.loss(micro_batch)}
-
-        result = self.job.gradient_computer.gradients(terms, batch, parameters, factor)
+        counts = {"task": self.job.task.count_targets}
+        result = self.job.gradient_computer.gradients(self.loss_terms, batch, parameters, factor, counts)
         self.unused = result.unused
         return result.loss, result.gradients
 
