@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -37,12 +36,12 @@ from .attribute_sizes import (
     tracked_attributes,
     uses_by_position,
 )
+from .rules.operator_schema import OperatorSchema, schema_of
 from .rules.registry import RULES, OperatorCall, barrier
 from .shape_only_kernels import SHAPE_ONLY
 from .traced_parameters import TensorNames, trace_parameter
 
 _RUNS = itertools.count()
-VALUE_DEPENDENT_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Untraceable(Exception):
@@ -171,35 +170,6 @@ def _trace_run(
 
 
 @dataclass(frozen=True)
-class _OperatorSchema:
-    """The parts of an ATen operator's schema that tracing needs."""
-
-    namespace: str
-    op: str
-    argument_names: tuple[str, ...]
-    defaults: dict[str, Any]
-    written_arguments: tuple[int, ...]
-    depends_on_values: bool  # its output, or the shape of it, leads values of tensors to Python
-    is_convolution: bool
-
-
-@cache
-def _schema_of(func: Any) -> _OperatorSchema:
-    namespace, _, op = func._schema.name.partition("::")
-    op = op.rstrip("_") if not op.startswith("__") else op
-    arguments = func._schema.arguments
-    return _OperatorSchema(
-        namespace,
-        op,
-        tuple(a.name for a in arguments),
-        {a.name: a.default_value for a in arguments if a.has_default_value()},
-        tuple(i for i, a in enumerate(arguments) if a.is_write),
-        bool(VALUE_DEPENDENT_TAGS & set(func.tags)),
-        "conv" in op,
-    )
-
-
-@dataclass(frozen=True)
 class _Description:
     """The `TracedTensor` of an activation and the time of the operator that produced it.
 
@@ -275,7 +245,7 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        schema = _schema_of(func)
+        schema = schema_of(func)
         op = "alias" if schema.op == "as_strided" and _keeps_strides(args) else schema.op
         arguments = {**schema.defaults, **dict(zip(schema.argument_names, args, strict=False)), **kwargs}
         arguments = {name: self._traced_argument(arg, schema.is_convolution) for name, arg in arguments.items()}
@@ -304,7 +274,7 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self.describe(tensor, traced)
         return result
 
-    def _shape_only_result(self, schema: _OperatorSchema, args: Any, kwargs: Any, tensors: list[TracedTensor]) -> Any:
+    def _shape_only_result(self, schema: OperatorSchema, args: Any, kwargs: Any, tensors: list[TracedTensor]) -> Any:
         """Return zeros in place of a costly operator's result; None if it has to be run.
 
         Raises:
@@ -395,7 +365,7 @@ class _PythonAccessWatcher(TorchFunctionMode):
         atoms.size_uses += [use for use in uses if use.size.numeric_uses is self.numeric_uses]
         used = {id(use.size) for use in uses}
         for size in tracked:
-            if id(size) not in used:
+            if size.is_plain and id(size) not in used:
                 self.numeric_uses.update(size.attributes)
         return result
 

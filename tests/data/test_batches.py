@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 import compress
 from compress.data.batches import BatchPosition, derive_seed, iterate_batches, resume_limits
-from compress.data.halves import split_into_halves
+from compress.data.split_halves import split_into_halves
 from compress.errors import BatchError
 from compress.storage import RandomState, get_random_state, isolated_random_state
 from helpers.digit_batches import EndlessDataset, digit_batches
