@@ -23,7 +23,7 @@ from compress.budget import (
     choose_widths,
     smallest_fraction,
 )
-from compress.distributed import broadcast_object, rank
+from compress.distributed import rank, wait_for_all
 from compress.errors import BudgetError, NotReady
 from compress.formatting import format_percent, printable
 from compress.graph import Groups, Index
@@ -158,7 +158,7 @@ def prune(
                 run.export(folder)  # if it fails, the pruned network is saved
                 pruned._write(folder)
             CheckpointStore(folder).delete()
-    broadcast_object(None)  # all processes wait until the files are written and the lock is released
+    wait_for_all()  # until the files are written and the lock is released
     return pruned
 
 

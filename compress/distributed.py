@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -36,7 +37,16 @@ def init_process_group(cpu: bool) -> torch.device | None:
 def destroy_process_group() -> None:
     """Leave the process group, at the end of a program."""
     if dist.is_available() and dist.is_initialized():
+        # Gloo's threads free the tensors of the last operation after it is done, for which they need the interpreter:
+        # if it ends before them, the process aborts.
+        time.sleep(0.2)
         dist.destroy_process_group()
+
+
+def wait_for_all() -> None:
+    """Wait until all processes are here; a barrier has no tensors that gloo's threads would free later."""
+    if _is_distributed():
+        dist.barrier()
 
 
 def rank() -> int:
