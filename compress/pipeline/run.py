@@ -119,7 +119,7 @@ class Run(RunContext):
         on_rank_zero(lambda: try_export(self.teacher, self.recipe, self.task, self.example_inputs, self.engine.display))
 
     def find_groups(self) -> Groups:
-        """Return the groups of the network as it is now; in the first round, check that the budget can be met.
+        """Return the groups of the current network; in the first round, check that the budget can be met.
 
         Raises:
             NotReady: there is nothing to cut.

@@ -51,27 +51,27 @@ class SearchConfig(StrictModel):
 
     @property
     def reaches_zero(self) -> bool:
-        """Whether the search decides what to drop: the importance of dropped dimensions is exactly zero."""
+        """Return whether the search decides what to drop: the importance of dropped dimensions is exactly zero."""
         return False
 
     @property
     def meets_budget(self) -> bool:
-        """Whether the search ends at the budget: the scores of dropped dimensions are zero, a latency was measured."""
+        """Return whether the search itself meets the budget: the scores of dropped dimensions are zero at its end."""
         return False
 
     @property
     def trains_scores(self) -> bool:
-        """Whether the search trains scores that may all become zero, which the report then warns about."""
+        """Return whether the search trains scores that may all become zero, which the report then warns about."""
         return False
 
     @property
     def removes_structures(self) -> bool:
-        """Whether the search also sets groups of weights within a dimension to zero, such as rows of kernels."""
+        """Return whether the search also sets groups of weights within a dimension to zero, such as rows of kernels."""
         return False
 
     @property
     def measures_latency(self) -> bool:
-        """Whether the search measures latency, so that its result depends on the recipe's `timing`."""
+        """Return whether the search measures latency, so that its result depends on the recipe's `timing`."""
         return False
 
     @property

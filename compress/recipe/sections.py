@@ -149,12 +149,12 @@ class Budget(StrictModel):
 
     @property
     def is_measured(self) -> bool:
-        """Whether the cost is found by timing networks."""
+        """Return whether the cost is found by timing networks."""
         return self.unit == "latency"
 
     @property
     def is_computed(self) -> bool:
-        """Whether the cost follows from the widths, neither measured nor learned."""
+        """Return whether the cost follows from the widths, neither measured nor learned."""
         return not self.is_measured and not self.auto
 
     @classmethod
