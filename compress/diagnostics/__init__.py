@@ -1,0 +1,18 @@
+"""Explain a result: sensitivity of each group; loss and variance of its gradient around the trained weights."""
+
+from .group_sensitivity import GroupSensitivity, NarrowedWidth, Sensitivity
+from .landscape_run import landscape
+from .measurement import Measurement
+from .sensitivity_run import DEFAULT_WIDTHS, sensitivity
+from .suggested_bounds import parse_loss
+
+__all__ = [
+    "DEFAULT_WIDTHS",
+    "GroupSensitivity",
+    "Measurement",
+    "NarrowedWidth",
+    "Sensitivity",
+    "landscape",
+    "parse_loss",
+    "sensitivity",
+]
