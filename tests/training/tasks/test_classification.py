@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,9 +12,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import compress
 from compress.errors import BatchError
-from compress.training.classification import Classification, logits_of
+from compress.training.tasks.classification import Classification, logits_of
 from helpers.digit_batches import EndlessDataset, digit_batches
 from helpers.digits import FOUR_STEPS, dense, loaders
+from helpers.regression import RegressionTask
 
 
 def forms() -> dict[str, Any]:
@@ -95,15 +97,12 @@ def test_loader_of_torchvisions_reference_with_mixed_targets() -> None:
 @pytest.mark.parametrize(
     ("batch", "text"),
     [
-        (torch.zeros(4, 1, 8, 8), r"got tensor\[4, 1, 8, 8\] \(TypeError: neither a pair nor a dict\)"),
-        ([torch.zeros(4, 1, 8, 8)], r"got a list of tensor\[4, 1, 8, 8\]"),
         (
             {"picture": torch.zeros(4, 1, 8, 8), "label": torch.zeros(4)},
             r"got a dict of 'picture': .*KeyError: 'image'",
         ),
         (("names", torch.zeros(4)), "got a tuple of str, tensor.*input and target must be tensors"),
         ((torch.zeros(4, 1, 8, 8), torch.zeros(3)), "one class number, or one row of probabilities, per image"),
-        ((torch.zeros(4, 1, 8, 8), torch.zeros(4, 8, 8)), "one class number"),
     ],
 )
 def test_other_batches_are_described_with_two_lines_that_fix_it(batch: Any, text: str) -> None:
@@ -197,3 +196,25 @@ def test_ignored_targets_are_not_counted_and_the_loss_over_none_is_zero() -> Non
     softened = task.soften((images, none), 4, 0.1)
     assert task.count_targets(softened) == 0 and len(softened.input) == 3
     assert task.count_targets(task.soften((images, some), 4, 0.1)) == 2
+
+
+def test_losses_and_entropies_of_samples_are_those_of_the_softmax_also_at_certainty() -> None:
+    task, images = compress.Classification(), torch.zeros(4, 2)
+    logits = torch.tensor([[2.0, 1, 0], [0, 3, 0], [0, 0, 0], [0, -torch.inf, -torch.inf]], dtype=torch.float64)
+    found = task.sample_losses(logits, (images, torch.tensor([1, 1, -100, 0])))
+    z = [math.exp(2) + math.exp(1) + 1, math.exp(3) + 2]
+    assert found.loss.tolist()[:2] == pytest.approx([math.log(z[0]) - 1, math.log(z[1]) - 3])
+    p = [[math.exp(value) / z[i] for value in logits[i].tolist()] for i in range(2)]
+    entropies = [-sum(q * math.log(q) for q in row) for row in p]
+    assert found.entropy.tolist() == pytest.approx([*entropies, math.log(3), 0])
+    assert found.right.tolist()[:2] == [False, True] and found.right[3]
+    assert found.counted.tolist() == [True, True, False, True]
+    rows = torch.tensor([[0.5, 0.5, 0], [0, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.float64)
+    soft = task.sample_losses(logits[:3], (images[:3], rows[:3]))
+    assert soft.loss.tolist() == pytest.approx([math.log(z[0]) - 1.5, math.log(z[1]) - 3, 0])
+    assert soft.counted.tolist() == [True, True, False]
+    assert task.sample_losses(logits.half(), (images, torch.zeros(4))).loss.dtype == torch.float32
+
+
+def test_tasks_that_cannot_tell_right_from_wrong_return_none() -> None:
+    assert RegressionTask().sample_losses(torch.zeros(2, 1), (torch.zeros(2, 1), torch.zeros(2, 1))) is None

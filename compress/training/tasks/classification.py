@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from numbers import Integral
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -14,13 +13,9 @@ from compress.distributed import all_reduce_sum
 from compress.errors import BatchError
 from compress.formatting import describe_value
 
-from .distillation_losses import distillation
-from .task import Task
-
-Pick = str | int | Callable[[Any], Any]  # key, position or function that takes a value out of a batch
-INPUTS = ("image", "images", "input", "inputs", "pixel_values", "img", "x", "data")
-IGNORED = -100  # target that cross entropy ignores
-TARGETS = ("label", "labels", "target", "targets", "y", "class")
+from ..distillation_losses import distillation
+from ..task import SampleLosses, Task
+from .batch_fields import IGNORED, TARGETS, Pick, describe_mismatch, split_fields
 
 
 class SoftBatch(NamedTuple):
@@ -40,6 +35,9 @@ class Classification(Task):
             the usual names of a dict.
         target: where the target is, likewise. Targets are class numbers, or rows of probabilities.
     """
+
+    sums_over_processes = True
+    distill_weight = 8.0
 
     def __init__(
         self,
@@ -72,6 +70,26 @@ class Classification(Task):
         if target.ndim == 2:
             return len(target) if not isinstance(batch, SoftBatch) or bool(target.any()) else 0
         return int((target != IGNORED).sum())
+
+    def reward(self, outputs: Any, batch: Any) -> Tensor:
+        """Return the accuracy on the targets that are not ignored."""
+        target, logits = self.split(batch)[1], logits_of(outputs)
+        classes = target.argmax(-1) if target.is_floating_point() else target
+        counted = classes != IGNORED
+        return (logits.argmax(-1) == classes).sum().double() / counted.sum().clamp_min(1)
+
+    @torch.no_grad()
+    def sample_losses(self, outputs: Any, batch: Any) -> SampleLosses:
+        """Return cross entropy, entropy of the softmax and correctness of each image."""
+        target, logits = self.split(batch)[1], logits_of(outputs)
+        log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        entropy = torch.special.entr(log_p.exp()).sum(-1)
+        best = logits.argmax(-1)
+        if target.ndim == 2:
+            return SampleLosses(-(target * log_p).sum(-1), entropy, best == target.argmax(-1), target.any(-1))
+        counted = target != IGNORED
+        loss = -log_p.gather(-1, target.clamp_min(0)[:, None])[:, 0]
+        return SampleLosses(loss, entropy, best == target, counted)
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
@@ -147,44 +165,20 @@ class Classification(Task):
         """
         if isinstance(batch, SoftBatch):
             return batch
-        try:
-            x = self._pick(batch, self._input, 0, INPUTS)
-            y = self._pick(batch, self._target, 1, TARGETS)
-        except (LookupError, TypeError, AttributeError) as error:
-            raise BatchError(_describe_mismatch(batch, f"{type(error).__name__}: {error}")) from error
-        if isinstance(y, Integral) or (isinstance(y, Tensor) and y.ndim == 0):
-            raise BatchError(
-                f"the loader: expected batches; got single samples, the first {describe_value(batch)}. "
-                "Wrap the dataset: torch.utils.data.DataLoader(dataset, batch_size=64, shuffle=True)"
-            )
-        if not isinstance(x, Tensor) or not isinstance(y, Tensor):
-            raise BatchError(_describe_mismatch(batch, "input and target must be tensors"))
+        x, y = split_fields(batch, self._input, self._target, TARGETS, "Classification")
         if y.ndim == 2 and y.shape[1] == 1:
             y = y[:, 0]
         if y.ndim > 2 or len(x) != len(y) or (y.ndim == 2 and not y.is_floating_point()):
-            raise BatchError(
-                _describe_mismatch(batch, "targets must be one class number, or one row of probabilities, per image")
-            )
+            reason = "targets must be one class number, or one row of probabilities, per image"
+            raise describe_mismatch(batch, reason, "Classification", TARGETS[0], y)
         if y.ndim == 2:
             return x, y
         if y.is_floating_point() and not bool((y == y.round()).all()):
             raise BatchError(
-                "targets: expected class numbers; got fractions. Classification is not for regression: give a task "
-                "with its own loss (see compress.Task)"
+                "targets: expected class numbers; got fractions. If the network predicts numbers, give "
+                "task=compress.Regression(train, val)"
             )
         return x, y.long()
-
-    @staticmethod
-    def _pick(batch: Any, where: Pick | None, position: int, names: tuple[str, ...]) -> Any:
-        if callable(where):
-            return where(batch)
-        if where is not None:
-            return batch[where]
-        if isinstance(batch, Mapping):
-            return batch[next((name for name in names if name in batch), names[0])]
-        if isinstance(batch, (tuple, list)) and len(batch) >= 2:
-            return batch[position]
-        raise TypeError("neither a pair nor a dict")
 
     def _check_target(self, target: Tensor, logits: Tensor) -> Tensor:
         """Return the target in the form that cross entropy takes.
@@ -222,15 +216,7 @@ def logits_of(outputs: Any) -> Tensor:
         described = f"a tensor of shape {list(logits.shape)}" if isinstance(logits, Tensor) else describe_value(outputs)
         raise BatchError(
             f"the model: expected one row of class scores per image, got {described}. Anything but classification "
-            "needs a task: an object with inputs, forward, loss, evaluate and distil (see compress.Task)."
+            "needs a task: compress.Segmentation, Detection or Regression (task=compress.Segmentation(train, val)), or "
+            "your own, with inputs, forward, loss, evaluate and distil (see compress.Task)."
         )
     return logits
-
-
-def _describe_mismatch(batch: Any, reason: str) -> str:
-    return (
-        f"the loader: expected batches of (input, target) or a dict with {INPUTS[0]} and {TARGETS[0]}; "
-        f"got {describe_value(batch)} ({reason}). Say where they are:\n"
-        "    task = compress.Classification(train, val, input=lambda batch: ..., target=lambda batch: ...)\n"
-        "    compress.prune(model, recipe, task=task)"
-    )

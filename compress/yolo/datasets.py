@@ -1,0 +1,98 @@
+"""Datasets: a data YAML is checked before anything is read, and Ultralytics' own classes read the images."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader
+from ultralytics.data.build import seed_worker
+from ultralytics.data.utils import check_cls_dataset, check_det_dataset
+from ultralytics.utils import YAML
+from ultralytics.utils.checks import check_file
+
+from compress.modules import unwrap_model
+
+from .families import Family
+from .quiet import plain_text, quiet
+
+
+def read_data(data: str | Path, family: Family) -> dict[str, Any]:
+    """Return a data YAML (for classification a folder) as Ultralytics' trainers take it; nothing is downloaded.
+
+    Raises:
+        ValueError: it cannot be read, lacks a key, or the images are not where it says.
+    """
+    where = f"data {data}"
+    if "://" in str(data):
+        raise ValueError(f"{where}: expected a data YAML or a folder on this machine; nothing is downloaded")
+    if family.task == "classify":
+        if not (Path(data) / "train").is_dir():
+            raise ValueError(f"{where}: expected a folder with train/CLASS/IMAGE and val/CLASS/IMAGE; found no train")
+        with quiet():
+            return check_cls_dataset(data)  # type: ignore[no-any-return]
+    try:
+        with quiet():
+            file = check_file(str(data), hard=False)
+            content = YAML.load(file) if file else None
+    except Exception as error:  # the type depends on the YAML
+        raise ValueError(f"{where}: not a YAML file: {plain_text(error)}") from error
+    if content is None:
+        raise ValueError(f"{where}: no such file; expected a data YAML with train, val and names")
+    missing = [
+        key for key in ("train", "val") if not content.get(key) and not (key == "val" and "validation" in content)
+    ]
+    missing += ["names"] if content.get("names") is None and "nc" not in content else []
+    missing += ["kpt_shape"] if family.task == "pose" and not content.get("kpt_shape") else []
+    if missing:
+        raise ValueError(
+            f"{where}: expected train, val and names (poses: kpt_shape, too); it has no {', '.join(missing)}"
+        )
+    try:
+        with quiet():
+            settings: dict[str, Any] = check_det_dataset(file, autodownload=False)
+    except (FileNotFoundError, SyntaxError, TypeError) as error:
+        raise ValueError(f"{where}: {plain_text(error)}. Set its path: to where the images are") from error
+    train = settings["train"] if isinstance(settings["train"], list) else [settings["train"]]
+    if absent := [path for path in train if not Path(path).exists()]:
+        raise ValueError(f"{where}: train: no such folder or file: {absent[0]}. Set its path: to where the images are")
+    return settings
+
+
+def build_loader(
+    family: Family, network: nn.Module, settings: Any, data: dict[str, Any], mode: str
+) -> DataLoader[dict[str, Any]]:
+    """Return a loader of the images of a split, with Ultralytics' dataset and augmentation.
+
+    It is a plain DataLoader, whose order and augmentation can be repeated, as a search needs that is resumed.
+    Ultralytics' trainer makes its own loader.
+
+    Raises:
+        ValueError: the split has no images.
+    """
+    builder: Any = object.__new__(family.trainer)  # what its `build_dataset` reads, and nothing else
+    builder.args, builder.data, builder.model = settings, data, unwrap_model(network)
+    try:
+        with quiet():
+            dataset = builder.build_dataset(data[mode], mode, settings.batch)
+    except (FileNotFoundError, RuntimeError, ValueError) as error:
+        raise ValueError(f"data {settings.data}: {mode}: {plain_text(error)}") from error
+    if not len(dataset):
+        raise ValueError(f"data {settings.data}: {mode}: expected at least one image; found none")
+    return DataLoader(
+        dataset,
+        batch_size=min(settings.batch, len(dataset)),
+        shuffle=mode == "train",
+        num_workers=settings.workers if next(network.parameters()).is_cuda else 0,
+        collate_fn=getattr(dataset, "collate_fn", None),
+        worker_init_fn=seed_worker,
+    )
+
+
+def with_settings(network: Any, settings: Any, data: dict[str, Any]) -> Any:
+    """Return a copy of a network that shares its layers and has the settings that Ultralytics' losses read from it."""
+    copied = copy.copy(network)
+    vars(copied).update(args=settings, nc=data["nc"], names=data["names"], criterion=None)
+    return copied

@@ -1,0 +1,62 @@
+"""Data YAMLs that cannot be read are refused before any time is spent, and nothing is downloaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ultralytics", reason="the extra yolo is not installed")
+from compress import yolo
+
+Build = Callable[[str], Any]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("names: [a, b]\n", r"expected train, val and names .*; it has no train, val"),
+        ("train: images\nval: images\n", r"it has no names"),
+        (
+            "path: /nowhere\ntrain: i\nval: i\nnames: [a, b]\ndownload: https://a.org/b.zip\n",
+            r"images not found.*/nowhere.*Set its path:",
+        ),
+        ("path: .\ntrain: nowhere\nval: .\nnames: [a, b]\n", r"train: no such folder or file: .*nowhere"),
+        ("train: [unclosed\n", r"not a YAML file"),
+        ("path: .\ntrain: .\nval: .\nnames: [a, b]\n", r"data\.yaml: train: train: Error loading data from .*"),
+    ],
+)
+def test_data_yaml_that_cannot_be_used_is_refused(
+    text: str, message: str, yolo_model: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        yolo.task(yolo_model("detect"), data=tmp_path / "data.yaml")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("https://example.org/data.yaml", "expected a data YAML or a folder on this machine; nothing is downloaded"),
+        ("nowhere.yaml", "no such file; expected a data YAML with train, val and names"),
+    ],
+)
+def test_data_that_are_not_here_are_refused(data: str, message: str, yolo_model: Build) -> None:
+    with pytest.raises(ValueError, match=message):
+        yolo.task(yolo_model("detect"), data=data)
+
+
+def test_folder_of_classes_without_a_training_part_is_refused(yolo_model: Build, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="expected a folder with train/CLASS/IMAGE and val/CLASS/IMAGE; found no train"
+    ):
+        yolo.task(yolo_model("classify"), data=tmp_path)
+
+
+def test_poses_need_the_number_of_keypoints(yolo_model: Build, tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text("train: images\nval: images\nnames: [a, b]\n")
+    with pytest.raises(ValueError, match="it has no kpt_shape"):
+        yolo.task(yolo_model("pose"), data=tmp_path / "data.yaml")

@@ -1,0 +1,88 @@
+"""Networks from YAMLs and checkpoints: no file is run, nothing is downloaded, and unknown heads are named."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("ultralytics", reason="the extra yolo is not installed")
+from compress import yolo
+from compress.yolo.families import family_of
+
+
+class Bomb:
+    """A pickle that writes a file when it is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path(self.path),)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "trained.pt"
+    torch.manual_seed(0)
+    yolo.build("yolov8n.yaml", classes=2).save(path)
+    return path
+
+
+def test_checkpoint_of_ultralytics_is_read_without_running_its_code(checkpoint: Path) -> None:
+    torch.manual_seed(0)
+    expected = yolo.build("yolov8n.yaml", classes=2).model.half().float().state_dict()
+    network = yolo.build(checkpoint).model
+    assert all(torch.equal(value, expected[name]) for name, value in network.state_dict().items())
+
+
+def test_pickle_is_run_only_when_the_user_says_so(checkpoint: Path, tmp_path: Path) -> None:
+    content = torch.load(checkpoint, weights_only=False)
+    content["extra"] = Bomb(str(tmp_path / "ran"))
+    torch.save(content, tmp_path / "evil.pt")
+    with pytest.raises(
+        ValueError, match=r"cannot be read without running code .*because a \.pt file is a pickle.*--trust"
+    ):
+        yolo.build(tmp_path / "evil.pt")
+    assert not (tmp_path / "ran").exists()
+    assert len(yolo.build(tmp_path / "evil.pt", trust_pickle=True).model.names) == 2
+    assert (tmp_path / "ran").exists()
+
+
+def test_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.pt").write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(ValueError, match="is no checkpoint of a network, or cannot be read"):
+        yolo.build(tmp_path / "other.pt")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("nowhere.yaml", r"nowhere\.yaml: no such YAML; expected a path, or one that comes with Ultralytics"),
+        ("nowhere.pt", r"nowhere\.pt: no such file; .*nothing is downloaded"),
+        ("yolo11n", r"yolo11n: expected a YAML such as yolo11n\.yaml, or a checkpoint"),
+        ("yolo26n-depth.yaml", r"expected one of the heads Detect.*; got Depth\. Networks for detection"),
+        ("yolov8s-world.yaml", r"expected one of the heads Detect.*; got WorldDetect"),
+    ],
+)
+def test_networks_that_cannot_be_built_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        yolo.build(spec)
+
+
+def test_yaml_of_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "data.yaml").write_text("train: images\nval: images\n")
+    with pytest.raises(ValueError, match=r"data\.yaml: expected the YAML of a network, with backbone and head"):
+        yolo.build(tmp_path / "data.yaml")
+
+
+def test_other_networks_are_refused() -> None:
+    from ultralytics.nn.tasks import DepthModel
+
+    with pytest.raises(ValueError, match="expected a YOLO object or its network; got Linear"):
+        family_of(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="expected a head that is known; got Depth"):
+        family_of(DepthModel("yolo26n-depth.yaml", verbose=False))
