@@ -1,0 +1,77 @@
+"""Completion of a recipe: settings that nobody gave follow from the data and from the network."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from .fields import LogitDistillation, TrainingConfig
+from .schema import Recipe
+from .search_config import config_class
+from .sections import Distill, Finetune
+
+DataKind = Literal["labels", "inputs", "none"]
+# Rates of benchmarks/accuracy.py (ResNets, sgd) and benchmarks/transformer.py (ViT, adamw), which start from trained
+# weights. The rate of the search stays constant; fine-tuning decays its own.
+SGD_RATE, ADAM_RATES = 0.01, {"search": 5e-4, "finetune": 1e-4}
+WEIGHT_DECAY = {"sgd": 1e-4, "adam": 1e-4, "adamw": 0.05}
+
+
+def complete_recipe(
+    recipe: Recipe, data: DataKind, *, prefers_adamw: bool, distill_weight: float | None, trains: bool
+) -> Recipe:
+    """Return the recipe with all settings that depend on data and network.
+
+    A recipe that names neither search nor fine-tuning becomes the packaged recipe `default` if there is training data;
+    with inputs alone a cut by magnitude, repair by least squares and distillation; and without data a cut by magnitude.
+
+    Args:
+        recipe: as it was given.
+        data: training data with labels, inputs alone, or none.
+        prefers_adamw: whether the network is of a family that is trained with AdamW.
+        distill_weight: of distillation by default, as the task has it; None: none by default.
+        trains: whether we fine-tune; a task with its own loop has its own rates.
+    """
+    changes: dict[str, Any] = {}
+    search, finetune = recipe.search, recipe.finetune
+    if recipe.is_automatic and data != "none":
+        finetune = changes["finetune"] = Finetune()
+    if recipe.is_automatic and data == "labels":
+        search = config_class("netslim")(method="netslim")
+    if recipe.is_automatic and data == "inputs" and "compensate" not in recipe.model_fields_set:
+        changes["compensate"] = False if recipe.target.branches else "least_squares"
+    if isinstance(search, TrainingConfig):
+        changes["search"] = _complete_training(search, "search", prefers_adamw, distill_weight)
+    if finetune is not None and trains and finetune.from_ == "search":
+        changes["finetune"] = _complete_training(finetune, "finetune", prefers_adamw, distill_weight)
+    return recipe.model_copy(update=changes) if changes else recipe
+
+
+def _complete_training(config: Any, stage: str, prefers_adamw: bool, distill_weight: float | None) -> Any:
+    """Return the settings of a training with those of its family in place of what nobody gave."""
+    given = config.model_fields_set
+    optimizer = config.optimizer if "optimizer" in given else "adamw" if prefers_adamw else "sgd"
+    rate = SGD_RATE if optimizer == "sgd" else ADAM_RATES[stage]
+    settings: dict[str, Any] = {"optimizer": optimizer, "lr": rate, "weight_decay": WEIGHT_DECAY[optimizer]}
+    if stage == "finetune":
+        settings |= {"distill": Distill(weight=distill_weight)} if distill_weight is not None else {}
+    elif getattr(config, "gamma", None) == "auto":  # a number is for settings as in a paper
+        settings |= {"schedule": "constant"}
+        settings |= {"distill": LogitDistillation(weight=distill_weight)} if distill_weight is not None else {}
+    missing = {key: value for key, value in settings.items() if key not in given}
+    return config.model_copy(update=missing)
+
+
+def describe_defaults(recipe: Recipe, data: DataKind, search_steps: int, finetune_steps: int) -> str:
+    """Return one line about what a completed recipe does that named neither search nor fine-tuning."""
+    if data == "none":
+        return (
+            "no training data: the dimensions are ranked by magnitude, and nothing is trained; expect to lose "
+            "accuracy. Give train=LOADER (images suffice, labels are better) to search and fine-tune"
+        )
+    stages = [f"{recipe.search.method} search of {search_steps} steps" if search_steps else "cut by magnitude"]
+    stages += ["repair by least squares"] * (recipe.compensate == "least_squares")
+    taught_by = (
+        "the labels and the dense network" if data == "labels" else "the dense network alone, for want of labels"
+    )
+    stages.append(f"fine-tuning of {finetune_steps} steps, taught by {taught_by}")
+    return f"default recipe: {', '.join(stages)}"

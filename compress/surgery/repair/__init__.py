@@ -1,0 +1,7 @@
+"""Repair of a cut network in closed form, from inputs without labels."""
+
+from .attention_repair import AttentionRepair
+from .layer_problem import LayerRepair
+from .least_squares import Repair, repair_
+
+__all__ = ["AttentionRepair", "LayerRepair", "Repair", "repair_"]
