@@ -40,7 +40,7 @@ def test_every_term_of_a_bilevel_loss_is_named_and_the_last_good_checkpoint_stay
     pattern = r"search, step 6 of 6: .*loss nan, primary [\d.]+, auxiliary nan, penalty"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("compress.pipeline.run.CheckpointStore", Saving)
-        patch.setattr("compress.training.engine.Engine._checkpoint_is_due", lambda self: True)
+        patch.setattr("compress.training.engine.Engine.checkpoint_is_due", lambda self: True)
         refused(pattern, recipe, train=bad, error=compress.Diverged, workdir=tmp_path)
     found = CheckpointStore(tmp_path).load()
     assert found is not None

@@ -128,6 +128,27 @@ def test_mean_over_nothing_is_left_out_even_if_it_is_not_a_number() -> None:
     assert float(found.loss) == 0
 
 
+@pytest.mark.parametrize("parts", [1, 4])
+def test_what_is_measured_beside_the_loss_is_summed_and_no_part_of_it(parts: int) -> None:
+    x, weight = torch.randn(8, 3, dtype=torch.float64), nn.Parameter(torch.randn(3, dtype=torch.float64))
+
+    def terms(part: Tensor) -> dict[str, Tensor]:
+        outputs = part @ weight
+        return {"task": outputs.square().mean(), "sizes": torch.stack([outputs.sum(), outputs.abs().sum()])}
+
+    compute = GradientComputer()
+    compute.num_micro_batches = parts
+    found = compute.gradients(terms, x, [weight], measured=("sizes", "unknown"))
+    outputs = x @ weight
+    (exact,) = torch.autograd.grad(outputs.square().mean(), weight)
+    assert list(found.terms) == ["task"] and list(found.measured) == ["sizes"]
+    assert torch.allclose(found.gradients[0], exact, rtol=1e-12)
+    assert float(found.loss) == pytest.approx(float(outputs.detach().square().mean()), rel=1e-12)
+    expected = [float(outputs.detach().sum()), float(outputs.detach().abs().sum())]
+    assert found.measured["sizes"].tolist() == pytest.approx(expected, rel=1e-12)
+    assert not found.measured["sizes"].requires_grad
+
+
 def test_what_a_model_freezes_later_is_left_alone() -> None:
     weight, frozen = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     frozen.requires_grad_(False)
@@ -156,7 +177,7 @@ def test_half_precision_that_overflows_is_scaled_down_and_nothing_is_skipped() -
     again.restore_(compute.state)
     assert again.state == compute.state
     for _ in range(1999):
-        compute._reduce({"task": torch.zeros(())}, [torch.ones(1)], [weight])
+        compute._unscaled([torch.ones(1)])
     assert compute.loss_scale == 2 * again.loss_scale  # after many steps that went well
 
 
@@ -182,9 +203,8 @@ def test_bfloat16_trains_single_precision_weights_to_about_the_same(search: str)
     assert losses[1][0] == pytest.approx(losses[0][0], rel=0.05)
 
 
-def test_unavailable_settings_are_refused_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_settings_are_refused_before_the_start() -> None:
     engine = {"sync_batchnorm": True, "precision": "fp16", "track": ["tensorbord", "wandb", "tensorboard"]}
-    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     recipe = {"budget": {"dims": "50%"}, "search": SEARCHES["taylor"], "engine": engine}
     with pytest.raises(compress.NotReady) as caught:
         compress.prune(network(), recipe, train=loader(16), quiet=True)
@@ -194,7 +214,6 @@ def test_unavailable_settings_are_refused_before_the_start(monkeypatch: pytest.M
     assert "got 'tensorbord'. Did you mean tensorboard?" in text
     assert "engine.track: wandb is not installed" in text
     assert "engine.track: tensorboard writes files, and there is no workdir" in text
-    assert "ACCELERATE_USE_FSDP: the launcher asks for sharded training" in text
 
 
 def test_accumulated_batches_are_weighted_by_their_samples() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from compress.recipe import Length, TrainingConfig
 from compress.training.lr_schedule import set_lr_
@@ -33,3 +34,10 @@ def test_weight_decay_is_on_weights_alone_and_rates_follow_the_schedule(kind: st
         p.requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter that requires a gradient"):
         make_optimizer(training(), model.parameters())
+
+
+def test_biases_and_norms_decay_if_the_recipe_says_so() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 1), torch.nn.BatchNorm2d(2))
+    optimizer = make_optimizer(training(weight_decay=0.3, decay_norms=True, lr=0.1), model.parameters())
+    assert sorted(p.ndim for g in optimizer.param_groups for p in g["params"]) == [1, 1, 1, 4]
+    assert {g["weight_decay"] for g in optimizer.param_groups} == {0.3}

@@ -16,12 +16,12 @@ def test_everything_known_goes_round_and_the_unknown_is_left_out() -> None:
     state = RunState(**values)
     data = json.loads(json.dumps(state.to_dict()))
     assert RunState.from_dict(data) == state
-    keys = "origin run stage dense sliced scores whole round plan report kept"
+    keys = "origin run stage dense sliced scores costs whole round plan report kept"
     assert set(data) == set(keys.split())
 
 
 def test_metadata_of_a_checkpoint_is_flat_and_goes_round() -> None:
-    position = LoopPosition(5, BatchPosition(1, 2, 0.5), {"loss": 1.5}, 2, [])
+    position = LoopPosition(5, BatchPosition(1, 2, 0.5), {"loss": 1.5}, 2, [], 10, 4)
     for place in (None, position):
         metadata = CheckpointMetadata(RunState(round=1), [{"loss": 2.0}], {"search": 3.0}, {"lr": 1}, {}, place)
         data = json.loads(json.dumps(metadata.to_dict()))

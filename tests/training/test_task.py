@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import compress
-from compress.training.classification import Classification
 from compress.training.task import as_task, load_task
+from compress.training.tasks.classification import Classification
 from helpers.digits import FOUR_STEPS, dense
 from helpers.own_task import RegressionFromProtocol
 
