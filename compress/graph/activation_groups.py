@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,17 +23,31 @@ class ModuleCall(NamedTuple):
     outputs: list[TracedTensor]
 
 
+class OwnOperator(NamedTuple):
+    """An operator that a module's own code calls, outside of other modules."""
+
+    op: str
+    tensors: list[TracedTensor]  # inputs and outputs
+    outputs: list[TracedTensor]
+
+
 @dataclass
 class CallTrace:
     """Calls of modules in the order of the run, and the atoms that the operators of each module's own code touch."""
 
     calls: dict[str, list[ModuleCall]] = field(default_factory=lambda: defaultdict(list))
     atoms_of_module: dict[str, dict[int, AtomIds]] = field(default_factory=lambda: defaultdict(dict))  # by id
+    root_operators: list[OwnOperator] = field(default_factory=list)  # of the outermost module's own code
 
-    def add_operator(self, module: str, tensors: Iterable[TracedTensor]) -> None:
-        """Record the atoms of an operator's inputs and outputs."""
-        known = self.atoms_of_module[module]
-        for tensor in tensors:
+    def add_operator(self, module_stack: Sequence[str], operator: OwnOperator) -> None:
+        """Record an operator of the last of the active modules, and the atoms of its inputs and outputs.
+
+        The first item of the stack is the caller of the outermost module.
+        """
+        if len(module_stack) == 2:
+            self.root_operators.append(operator)
+        known = self.atoms_of_module[module_stack[-1]]
+        for tensor in operator.tensors:
             for atom_ids in tensor.atom_ids:
                 if atom_ids is not None:
                     known[id(atom_ids)] = atom_ids

@@ -28,6 +28,7 @@ class GroupKind(IntEnum):
     MLP = 3
     HEADS = 4
     EMBEDDING = 5
+    SELECTION = 6
 
     @property
     def label(self) -> str:
@@ -64,6 +65,7 @@ class ClassFlags(NamedTuple):
     divided_by_root: Flags  # the product that sums over it is divided by the root of its width
     normed: Flags  # a norm acts on it
     batch_normed: Flags  # a batch norm with weight and bias acts on what rows of weights wrote
+    selected: Flags  # a norm selects it from its input
 
 
 class AxisRoles(NamedTuple):
@@ -111,6 +113,7 @@ class AtomClasses:
             divided_by_root=marked(Mark.DIVIDED_BY_ROOT),
             normed=marked(Mark.LAYER_NORMED) | marked(Mark.VECTOR_NORMED),
             batch_normed=marked(Mark.BATCH_AFFINE),
+            selected=marked(Mark.SELECTED),
         )
         first_writers = _first_writers(atoms, roots, axis_of_atom)
         return cls(
@@ -210,7 +213,44 @@ def _kinds(atoms: Atoms, flags: ClassFlags, in_product: Flags, tokens: Flags) ->
     kinds = np.where(flags.normed & (kinds == GroupKind.RESIDUAL), GroupKind.EMBEDDING, kinds)
     features = flags.contracted | flags.attention_value  # of one head, where the code has no dimension of heads
     attention = np.where(features, GroupKind.ATTENTION, GroupKind.HEADS) if atoms.whole_heads else GroupKind.ATTENTION
-    return np.where(in_product, attention, kinds)
+    kinds = np.where(in_product, attention, kinds)
+    return np.where(flags.selected & ~in_product, GroupKind.SELECTION, kinds)
+
+
+def resolve_selections_(atoms: Atoms) -> dict[str, str]:
+    """Return the norms that may select channels of their input, each with one of its tensors; join the others again.
+
+    A norm selects if its input has another use as well (a residual stream, or features that several norms read), and
+    layers read its output: then the norm and its readers are cut, and its input stays whole. A norm that alone reads
+    its input is cut together with the layer that writes it.
+    """
+    candidates = atoms.norm_inputs
+    while candidates:
+        roots = atoms.class_roots()
+        read, added = atoms.marked_classes(Mark.READ, roots), atoms.marked_classes(Mark.ADDED, roots)
+        num_uses = 2 * (read | added)
+        for norm_input in candidates:
+            num_uses[np.unique(roots[norm_input.given])] += 1
+        joined = {n.module for n in candidates if (num_uses[roots[n.given]] < 2).all()}
+        if not joined:  # all inputs that belong to one norm are joined, so that the readers of all outputs are known
+            fixed = added | (atoms.freeze_reasons(roots)[0] >= 0)
+            for mark in (Mark.CONTRACTED, Mark.IN_PRODUCT, Mark.LAYER_NORMED, Mark.VECTOR_NORMED):
+                fixed |= atoms.marked_classes(mark, roots)
+            joined = {
+                n.module
+                for n in candidates
+                if (fixed | ~read)[roots[n.selected]].any() or np.isin(roots[n.selected], roots[n.given]).any()
+            }
+        if not joined:
+            break
+        for norm_input in candidates:
+            if norm_input.module in joined:
+                atoms.join(norm_input.given, norm_input.selected)
+        candidates = [n for n in candidates if n.module not in joined]
+    for norm_input in candidates:
+        atoms.freeze(norm_input.given, "is read by norms of which each selects its own channels (target.selection)")
+        atoms.mark(norm_input.selected, Mark.SELECTED)
+    return {n.module: n.tensor for n in candidates}
 
 
 def _freeze_reasons(atoms: Atoms, roots: AtomIds, flags: ClassFlags, is_written: Flags) -> FreezeReasons:
@@ -225,9 +265,10 @@ def _freeze_reasons(atoms: Atoms, roots: AtomIds, flags: ClassFlags, is_written:
     read_and_written[roots[atoms.marked_atoms(Mark.READ) & atoms.marked_atoms(Mark.WRITTEN)]] = True
     frozen.add(read_and_written, "is both an input and an output of the same parameter")
     frozen.add(is_written & ~marked(Mark.READ) & ~flags.contracted, "is not read by any layer")
+    changed = marked(Mark.CHANGED_BEFORE_READ) & (flags.divided_by_root | marked(Mark.NONZERO_BEFORE_READ))
     frozen.add(
-        flags.contracted & marked(Mark.CHANGED_BEFORE_READ),
-        "is summed over in a product of activations, and something changes it before a layer reads it",
+        flags.contracted & changed,
+        "is summed over in a product of activations or a norm, and something changes it before a layer reads it",
     )
     frozen.add(
         flags.divided_by_root & flags.normed & ~marked(Mark.AFFINE),

@@ -36,9 +36,11 @@ class Mark(Enum):
     LAYER_NORMED = auto()  # a layer norm or RMS norm acts on it, which can be cut
     VECTOR_NORMED = auto()  # the norm of a vector is taken along it
     CHANGED_BEFORE_READ = auto()  # more than factors come between its writer and a layer that reads it
+    NONZERO_BEFORE_READ = auto()  # zero rows of its writer may not make it zero where a layer reads it
     FACTOR = auto()  # a parameter multiplies what rows of weights wrote
     AFFINE = auto()  # FACTOR, or weight or bias of a layer norm or RMS norm
     BATCH_AFFINE = auto()  # weight or bias of a batch norm
+    SELECTED = auto()  # channels that a norm selects from its input
 
 
 class BatchNormOutput(NamedTuple):
@@ -46,6 +48,15 @@ class BatchNormOutput(NamedTuple):
 
     weight: str  # name of the norm's weight
     activation: str  # applied since: "", "relu" or "relu6"
+
+
+class NormInput(NamedTuple):
+    """The input of a batch norm that may select some of the channels it is given."""
+
+    module: str
+    tensor: str  # one of the norm's own, with a number per channel
+    given: AtomIds  # channels of the input
+    selected: AtomIds  # channels that the norm uses: some of the same, if the module selects
 
 
 class GroupedConv(NamedTuple):
@@ -67,7 +78,13 @@ class TracedTensor:
     batch_norm: BatchNormOutput | None = None
     expanded_dims: frozenset[int] = frozenset()  # dimensions, counted from the last, expanded from one position
     scales_with_rows: bool = False  # a factor on the rows of the weights that wrote it is a factor on it
+    keeps_zeros: bool = False  # zero rows of the weights that wrote it, and zero biases, make it zero
     contracted: AtomIds | None = None  # summed over in the product of activations that it comes from
+
+    @property
+    def is_zero_with_rows(self) -> bool:
+        """Return whether it is zero where the rows and biases that wrote it are zero."""
+        return self.scales_with_rows or self.keeps_zeros
 
     @classmethod
     def fixed(cls, shape: tuple[int, ...], is_constant: bool = False) -> TracedTensor:
@@ -105,6 +122,8 @@ class Atoms:
     separate_qkv: bool = False  # cut queries and keys independently of values
     compact_modules: frozenset[str] = frozenset()  # modules in compact form, whose code takes all widths from weights
     compact_when_cut: frozenset[str] = frozenset()  # modules that switch to their compact form only if they are cut
+    selectable_norms: frozenset[str] = frozenset()  # norms that may select the channels they read
+    selective_norms: frozenset[str] = frozenset()  # norms that do so already
 
     count: int = 0
     axes: dict[tuple[str, int], AtomIds] = field(default_factory=dict)  # (tensor name, dim) -> its atoms
@@ -116,6 +135,7 @@ class Atoms:
     grouped_convs: dict[str, GroupedConv] = field(default_factory=dict)  # by weight
     input_norms: dict[str, BatchNormOutput | None] = field(default_factory=dict)  # reading weight -> norm of its input
     reader_modules: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code uses it
+    norm_inputs: list[NormInput] = field(default_factory=list)  # of `selectable_norms`
     pair_modules: set[str] = field(default_factory=set)  # modules that return a tuple of two
     current_module: str | None = None  # the module whose operator is traced, for reasons and hints
     _edges: list[tuple[AtomIds, AtomIds]] = field(default_factory=list)
@@ -135,6 +155,8 @@ class Atoms:
 
     def join_values(self, qk_ids: AtomIds, value_ids: AtomIds) -> None:
         """Keep or drop values with queries and keys, unless values are changed before a layer reads them.
+
+        If queries and keys cannot be cut, as with rotary position embeddings, values are cut alone.
 
         Joined values are gated where they are written, as queries and keys are. If a convolution or an activation
         function changes values after that, a dropped value does not stay zero, and the gate would not be exact.
@@ -178,7 +200,9 @@ class Atoms:
         """Return the smallest atom of each atom's class."""
         root = _join_roots(np.arange(self.count, dtype=np.int64), self._edges)
         changed = self.marked_classes(Mark.CHANGED_BEFORE_READ, root)
-        return _join_roots(root, [(qk, v) for qk, v in self._qkv_edges if not changed[root[v]].any()])
+        frozen = self.freeze_reasons(root)[0] >= 0
+        edges = [(qk, v) for qk, v in self._qkv_edges if not changed[root[v]].any() and not frozen[root[qk]].any()]
+        return _join_roots(root, edges)
 
     def marked_classes(self, mark: Mark, roots: AtomIds) -> NDArray[np.bool_]:
         """Return a flag per class (by root): whether one of its atoms has this mark."""

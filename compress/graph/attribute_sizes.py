@@ -167,7 +167,10 @@ def attribute_sizes_in(args: Any, kwargs: Any) -> list[AttributeSize]:
 def uses_by_position(
     func: Any, args: Any, result: Any, atoms_of: Callable[[Tensor], list[AtomIds | None]]
 ) -> list[SizeUse] | None:
-    """Return the uses of sizes in a view, whose arguments are the sizes of the result; None for other functions."""
+    """Return the uses of sizes in a view, whose arguments are the sizes of the result; None for other functions.
+
+    A size of -1 stands for whatever is left, so it fits any width and follows none.
+    """
     if func in VIEWS:
         sizes = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
         first = 0
@@ -179,5 +182,5 @@ def uses_by_position(
     return [
         SizeUse(size, atom_ids[first + number])
         for number, size in enumerate(sizes)
-        if type(size) is AttributeSize and first + number < len(atom_ids)
+        if type(size) is AttributeSize and first + number < len(atom_ids) and size != -1
     ]

@@ -1,7 +1,8 @@
-"""Parameters and multiply-adds of the network at any kept widths, without running it."""
+"""Parameters, multiply-adds and file size of the network at any kept widths, without running it."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,8 +10,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from compress.modules import tensors_of
 
@@ -66,6 +68,9 @@ class Cost:
     mac_terms: SumOfProducts
     num_heads: IntArray  # of each group: runs of dimensions that keep the same number
     branch_params: IntArray  # of each group: further parameters that are removed if nothing of it is kept
+    byte_terms: SumOfProducts  # of the tensors in the file of the weights
+    header_bytes: int  # of that file, in the dense network
+    parameter_bytes: int  # of one parameter; the fewest if they differ
 
     @classmethod
     def build(
@@ -91,16 +96,21 @@ class Cost:
             for axis, count in positions_per_dimension[group.name].items():
                 positions[axis, g] = count
         parameter_terms: list[ProductTerm] = []
-        for name, parameter in tensors_of(model).items():
-            if isinstance(parameter, nn.Parameter):
-                cut_axes = [
-                    axes.number_of_key[name, d] for d in range(parameter.ndim) if (name, d) in axes.number_of_key
-                ]
-                fixed_sizes = [size for d, size in enumerate(parameter.shape) if (name, d) not in axes.number_of_key]
+        byte_terms: list[ProductTerm] = []
+        tensors = tensors_of(model)
+        saved = {id(t): t for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
+        for name, tensor in tensors.items():
+            cut_axes = [axes.number_of_key[name, d] for d in range(tensor.ndim) if (name, d) in axes.number_of_key]
+            fixed_sizes = [size for d, size in enumerate(tensor.shape) if (name, d) not in axes.number_of_key]
+            if isinstance(tensor, nn.Parameter):
                 parameter_terms.append((math.prod(fixed_sizes), cut_axes))
-        num_known = sum(p.numel() for p in tensors_of(model).values() if isinstance(p, nn.Parameter))
+            if id(tensor) in saved:
+                byte_terms.append((math.prod(fixed_sizes) * tensor.element_size(), cut_axes))
+        num_known = sum(p.numel() for p in tensors.values() if isinstance(p, nn.Parameter))
         num_scripted = sum(p.numel() for p in model.parameters()) - num_known
         parameter_terms += [(num_scripted, [])] if num_scripted else []
+        known = {id(t) for t in tensors.values()}
+        byte_terms += [(t.numel() * t.element_size(), []) for i, t in saved.items() if i not in known]
         return cls(
             tuple(g.name for g in groups),
             np.array([g.width for g in groups], dtype=np.int64),
@@ -110,6 +120,9 @@ class Cost:
             SumOfProducts.build(mac_terms, num_axes),
             np.ones(len(groups), dtype=np.int64),
             np.zeros(len(groups), dtype=np.int64),
+            SumOfProducts.build(byte_terms, num_axes),
+            _header_bytes(model),
+            min((p.element_size() for p in model.parameters()), default=0),
         )
 
     def axis_sizes(self, kept: ArrayLike) -> IntArray:
@@ -138,6 +151,15 @@ class Cost:
         """Return the multiply-adds at these widths."""
         return self.mac_terms(self.axis_sizes(kept))
 
+    def size(self, kept: ArrayLike) -> IntArray:
+        """Return the bytes of the weights' file at these widths: of its tensors, and at most that many of its header.
+
+        The header, names and shapes as text, is that of the dense network; it becomes slightly shorter with the widths.
+        """
+        removed_with_branches: IntArray = ((np.asarray(kept) == 0) * self.branch_params).sum(-1) * self.parameter_bytes
+        total: IntArray = self.byte_terms(self.axis_sizes(kept)) - removed_with_branches + self.header_bytes
+        return total
+
     def dims(self, kept: ArrayLike) -> IntArray:
         """Return the number of kept dimensions."""
         total: IntArray = np.asarray(kept, dtype=np.int64).sum(-1)
@@ -160,3 +182,23 @@ class Cost:
             num_heads=self.num_heads[remaining],
             branch_params=self.branch_params[remaining],
         )
+
+
+def weights_file_bytes(model: nn.Module) -> int:
+    """Return the size of the safetensors file with the model's state, or a few bytes per tensor more."""
+    saved = {id(t): t for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}  # tied ones once
+    return _header_bytes(model) + sum(t.numel() * t.element_size() for t in saved.values())
+
+
+def _header_bytes(model: nn.Module) -> int:
+    """Return the length of the header of a safetensors file with the model's state, or slightly more.
+
+    The header is JSON: for each tensor its type, shape and offsets, and one entry with two hashes of 64 digits.
+    """
+    state = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    end = sum(t.numel() * t.element_size() for t in state.values())  # no offset has more digits
+    entries = {name: {"dtype": "F32", "shape": [*t.shape], "data_offsets": [end, end]} for name, t in state.items()}
+    hashes = {"__metadata__": {"hashes": "0" * 129}}
+    text = json.dumps(hashes | entries, separators=(",", ":"), ensure_ascii=False).encode()
+    longer_types = 4 * sum(t.dtype not in (torch.float32, torch.float16, torch.int64) for t in state.values())
+    return 8 + -(-(len(text) + longer_types) // 8) * 8

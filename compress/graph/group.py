@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from .activation_groups import CallTrace
 
 Index = NDArray[np.int64]
-REASON_VERBS = {"has", "is", "meets", "passes", "reads"}  # the first words of reasons whose subject is the dimension
+REASON_VERBS = {
+    "cannot",
+    "has",
+    "is",
+    "meets",
+    "passes",
+    "reads",
+}  # the first words of reasons whose subject is the dimension
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +43,7 @@ class Group:
     """Dimensions that live in the same tensors, each with as many positions; any of them can be dropped on its own."""
 
     name: str
-    kind: str  # channels, residual, attention, mlp, heads or embedding
+    kind: str  # channels, residual, attention, mlp, heads, embedding or selection
     width: int
     slots: tuple[Slot, ...]
     gated_on_output: bool = False  # gates are on the rows that write it, because an activation product or norm reads it
@@ -45,6 +52,11 @@ class Group:
     # 1, or the number of heads if each has its own scores: dimensions are listed head by head, and all heads keep
     # equally many of them.
     num_heads: int = 1
+
+    @property
+    def kind_and_part(self) -> str:
+        """Return the kind with the part of attention: `mlp`, `attention qk`."""
+        return f"{self.kind} {self.attention_part}".rstrip()
 
     def indices_per_head(self, count: int, generator: np.random.Generator | None = None) -> Index:
         """Return `count` dimensions of every head: the first ones, or random ones if there is a generator."""

@@ -8,7 +8,7 @@ import numpy as np
 from torch import nn
 
 from .activation_groups import Activations
-from .atom_classes import AtomClasses
+from .atom_classes import AtomClasses, resolve_selections_
 from .axes import Axes
 from .costs import Cost
 from .group import Group, Index, RefusedGroup, Slot
@@ -23,6 +23,7 @@ def build_groups(model: nn.Module, trace: Trace) -> Groups:
     """Group the dimensions of a traced model, with their costs and the attributes that follow their widths."""
     atoms = trace.atoms
     followed = resolve_size_uses_(atoms)
+    selections = resolve_selections_(atoms)
     axes = Axes(atoms)
     mac_terms = [(term.factor, [axes.number(dim) for dim in term.dims]) for term in atoms.mac_terms]
     for hint in atoms.size_hints:
@@ -75,9 +76,11 @@ def build_groups(model: nn.Module, trace: Trace) -> Groups:
         atoms.input_norms,
         pair_modules=atoms.pair_modules,
         compact_modules={*atoms.compact_modules, *atoms.compact_when_cut},
+        selections=selections,
         reader_modules=atoms.reader_modules,
         untraced_model=trace.untraced_model,
         activations=_activations(classes, offered, members_of_offered),
+        num_passes=trace.num_passes,
     )
 
 

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from .activation_groups import Activations
 from .atoms import BatchNormOutput
-from .costs import Cost
+from .costs import Cost, SumOfProducts
 from .group import BranchRemoval, Group, RefusedGroup, TracedPart, WidthAttribute
 
 OUTPUT_REASON = "is an output of the network"  # every network has such dimensions
@@ -28,9 +30,20 @@ class Groups:
     branches: dict[str, BranchRemoval] = field(default_factory=dict)  # groups that may be dropped completely
     pair_modules: set[str] = field(default_factory=set)  # modules that return a tuple of two
     compact_modules: set[str] = field(default_factory=set)  # modules that switch to their compact form if they are cut
+    selections: dict[str, str] = field(default_factory=dict)  # norm that may select channels -> one of its tensors
     reader_modules: dict[str, set[str]] = field(default_factory=dict)  # reading weight -> modules whose code uses it
     untraced_model: TracedPart | None = None  # the whole model, if only children of it are traced
     activations: Activations | None = None  # the groups of traced activations
+    withdrawn: list[Group] = field(default_factory=list)  # offered, then refused because of their chosen widths
+    uncut: list[Group] = field(default_factory=list)  # understood, but refused, such as streams that no target names
+    num_passes: int = 0  # forward passes of the whole model that finding these groups took
+
+    @classmethod
+    def empty(cls) -> Groups:
+        """Return no groups, of a network that was not traced."""
+        none, nothing = np.zeros(0, dtype=np.int64), SumOfProducts.build([], 0)
+        one, no_axes = np.ones(1, dtype=np.int64), np.zeros((1, 0), dtype=np.int64)
+        return cls([], [], Cost((), none, one, no_axes, nothing, nothing, none, none, nothing, 0, 0), [])
 
     def __repr__(self) -> str:
         return f"Groups({[f'{g.name}: {g.width}' for g in self.offered]}, {len(self.refused)} refused)"
@@ -71,6 +84,13 @@ class Groups:
         """Move groups from `offered` to `refused`."""
         names = {g.name for g in groups}
         self.refused += [RefusedGroup(g.name, g.kind, g.width, reason) for g in self.offered if g.name in names]
+        self.uncut = [*self.uncut, *(g for g in self.offered if g.name in names)]
         self.offered = [g for g in self.offered if g.name not in names]
         self.branches = {name: branch for name, branch in self.branches.items() if name not in names}
         self.cost = self.cost.without(names)
+
+    def withdraw(self, name: str, reason: str) -> None:
+        """Refuse a group that was offered because it cannot be cut to the width that was chosen for it."""
+        groups = [g for g in self.offered if g.name == name]
+        self.withdrawn = [*self.withdrawn, *groups]
+        self.refuse(groups, reason)

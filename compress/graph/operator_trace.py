@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from compress.modules import ParameterGuard, modules_of, scripted_modules, tensors_in
 
 from . import rules  # noqa: F401  (fills the table of rules)
-from .activation_groups import CallTrace, ModuleCall
+from .activation_groups import CallTrace, ModuleCall, OwnOperator
 from .atoms import Atoms, Mark, TracedTensor
 from .attribute_sizes import (
     Attribute,
@@ -53,10 +53,11 @@ class _ValuesNeeded(Exception):
 
 
 class OperatorTrace(NamedTuple):
-    """Result of tracing one run: the names of the tensors that it uses, and the calls of its modules."""
+    """Result of tracing: the names of the tensors that were used, the calls of modules, and how many runs it took."""
 
     used: set[str]
     calls: CallTrace
+    num_runs: int = 1
 
 
 def trace_operators(
@@ -88,7 +89,7 @@ def trace_operators(
         raise
     except Exception:  # the zeros may be the cause
         atoms.restore_(snapshot)
-        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=False, known=known)
+        return _trace_run(atoms, model, args, kwargs, prefix, shapes_only=False, known=known)._replace(num_runs=2)
 
 
 def _trace_run(
@@ -269,7 +270,8 @@ class _OperatorTracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.atoms.current_module = self.module_stack[-1]
             call.shapes = [tuple(t.shape) for t in outputs]
             traced_outputs = self._apply_rule(schema.namespace, call, tensors)
-            self.calls.add_operator(self.module_stack[-1], [*tensors, *traced_outputs])
+            operator = OwnOperator(call.op, [*tensors, *traced_outputs], traced_outputs)
+            self.calls.add_operator(self.module_stack, operator)
             for tensor, traced in zip(outputs, traced_outputs, strict=True):
                 self.describe(tensor, traced)
         return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 
 from torch import nn
@@ -27,7 +28,8 @@ class AttentionMode(str, Enum):
 
 def attention_modes(target: Target) -> set[AttentionMode]:
     """Return how finely attention is cut; empty for plain true or false."""
-    return set() if isinstance(target.attention, bool) else {AttentionMode(mode) for mode in target.attention}
+    modes = target.attention if isinstance(target.attention, tuple) else ()
+    return {AttentionMode(mode) for mode in modes}
 
 
 def included_modules(model: nn.Module, target: Target) -> set[str] | None:
@@ -59,7 +61,8 @@ def select_groups_(groups: Groups, model: nn.Module, target: Target) -> None:
         groups.refuse([g for g in groups if not _is_written_in(g, include)], "not in target.include")
     groups.refuse([g for g in groups if _is_written_in(g, exclude)], "in target.exclude")
     groups.refuse([g for g in groups if g.width == 1], "has one dimension only")
-    narrow = [g.name for g in groups if g.width <= target.round_to > 1 and g.kind != GroupKind.HEADS.label]
+    round_to = 1 if target.round_to == "auto" else target.round_to  # auto leaves every group several widths
+    narrow = [g.name for g in groups if g.width <= round_to > 1 and g.kind != GroupKind.HEADS.label]
     if narrow:
         groups.notes.append(
             f"{len(narrow)} groups have no more than target.round_to = {target.round_to} dimensions, {narrow[0]} among "
@@ -74,13 +77,44 @@ def _refuse_kinds_(groups: Groups, target: Target) -> None:
         GroupKind.CHANNELS: target.channels,
         GroupKind.RESIDUAL: target.residual,
         GroupKind.ATTENTION: bool(target.attention) and not whole_heads,
-        GroupKind.MLP: target.mlp or target.channels,
+        GroupKind.MLP: bool(target.mlp) or target.channels,
         GroupKind.HEADS: whole_heads,
         GroupKind.EMBEDDING: target.embedding,
+        GroupKind.SELECTION: target.selection,
     }
     for kind in GroupKind:
         if not wanted[kind]:
             groups.refuse([g for g in groups if g.kind == kind.label], f"target.{kind.label} is off")
+
+
+def gate_before_activation_(groups: Groups) -> list[str]:
+    """Move the gates of MLPs to the rows and biases that write the hidden dimensions; return the names of the groups.
+
+    Such a gate multiplies the input of the activation function: sigma(x W1 A) W2 in the thesis (4.3.2). Whether a
+    score of zero removes the dimension is left to verification: the function must map 0 to 0.
+    """
+    moved = [g.name for g in groups if g.kind == GroupKind.MLP.label and not g.gated_on_output]
+    groups.offered = [
+        replace(group, slots=tuple(replace(s, gated=not s.is_input) for s in group.slots), gated_on_output=True)
+        if group.name in moved
+        else group
+        for group in groups.offered
+    ]
+    return moved
+
+
+def explain_refused_gates_(groups: Groups, names: list[str]) -> None:
+    """Say of groups whose gates were moved and that were refused since how else they can be scored."""
+    groups.refused = [
+        replace(
+            group,
+            reason="cannot be scored in front of its activation function, where a score of zero does not remove it "
+            f"({group.reason}); mlp: true scores the layer that reads it",
+        )
+        if group.name in names
+        else group
+        for group in groups.refused
+    ]
 
 
 def _refuse_attention_parts_(groups: Groups, model: nn.Module, wanted: set[AttentionMode]) -> None:

@@ -12,9 +12,11 @@ from torch import nn
 from compress.errors import TraceError
 from compress.modules import (
     FormUse,
+    can_select,
     compact_form_of,
     form_use,
     guarded_parameters,
+    is_selective,
     module_mode,
     modules_of,
     scripted_modules,
@@ -38,6 +40,7 @@ class Trace:
     atoms: Atoms
     parts: list[TracedPart] = field(default_factory=list)
     untraced_model: TracedPart | None = None  # the whole model, if only children of it are traced
+    num_passes: int = 0  # forward passes of the whole model
     notes: list[str] = field(default_factory=list)
 
 
@@ -50,6 +53,8 @@ def trace_model(
     *,
     whole_heads: bool = False,
     separate_qkv: bool = False,
+    selection: bool = False,
+    eval_only: bool = False,
 ) -> Trace:
     """Trace a model in eval mode, and in training mode too if that uses parameters which eval mode does not.
 
@@ -61,6 +66,8 @@ def trace_model(
         included: If children are traced one by one, only these modules and their parents and children.
         whole_heads: Cut attention by whole heads, not by the same dimensions of all heads.
         separate_qkv: Cut queries and keys independently of values.
+        selection: Let norms select channels of residual streams, which stay whole.
+        eval_only: Do not trace training mode.
 
     Raises:
         TraceError: The model does not run on these inputs, or is a scripted module.
@@ -79,6 +86,8 @@ def trace_model(
         separate_qkv=separate_qkv,
         compact_modules=frozenset(name for name, form in forms.items() if type(modules[name]) is form),
         compact_when_cut=frozenset(name for name, form in forms.items() if form_use(form) is FormUse.WHEN_CUT),
+        selectable_norms=frozenset(name for name, module in modules.items() if selection and can_select(module)),
+        selective_norms=frozenset(name for name, module in modules.items() if is_selective(module)),
     )
     trace = Trace(atoms)
     if scripted := list(scripted_modules(model)):
@@ -87,19 +96,21 @@ def trace_model(
     known = TensorNames(model)
     with module_mode(model, training=False):
         try:
-            used, calls = trace_operators(atoms, model, args, kwargs, known=known)
+            used, calls, trace.num_passes = trace_operators(atoms, model, args, kwargs, known=known)
             trace.parts.append(TracedPart("", args, kwargs, calls=calls))
         except Untraceable as error:
+            trace.num_passes += 2  # this one, and another that records the inputs of children
             trace.notes.append(f"the whole model cannot be traced: {error}; its children are traced one by one")
             trace.untraced_model = TracedPart("", args, kwargs)
             _trace_children(trace, model, args, kwargs, one_path, included, known)
             return trace
     unused = {name for name, tensor in tensors_of(model).items() if isinstance(tensor, nn.Parameter)} - used
-    if unused:
+    if unused and not eval_only:
         with module_mode(model, training=True):
             try:
                 num_eval_terms = len(atoms.mac_terms)
-                used, calls = trace_operators(atoms, model, args, kwargs, known=known)
+                used, calls, num_runs = trace_operators(atoms, model, args, kwargs, known=known)
+                trace.num_passes += num_runs
                 unused -= used
                 del atoms.mac_terms[num_eval_terms:]  # costs are those of inference
                 trace.parts.append(TracedPart("", args, kwargs, training=True, calls=calls))
@@ -139,7 +150,7 @@ def _trace_children(
         if self_contained and any(True for _ in child.children()):
             try:
                 for call in record.calls[name]:
-                    _, calls = trace_operators(trace.atoms, child, *call, prefix=f"{name}.", known=known)
+                    _, calls, _ = trace_operators(trace.atoms, child, *call, prefix=f"{name}.", known=known)
                     trace.parts.append(TracedPart(name, *call, calls=calls))
                 continue
             except Untraceable as error:

@@ -114,7 +114,9 @@ def size_attributes(model: nn.Module, followed: Mapping[Attribute, FollowedWidth
     modules = modules_of(model)
     attributes = []
     for (module, name, item), width in followed.items():
-        value = vars(modules[module])[name]
+        value = vars(modules[module]).get(name)
+        if value is None:  # an attribute of the compact form, which the dense module lacks
+            continue
         multiplier = width.multiplier or (value if item is None else value[item])
         attributes.append(WidthAttribute(module, name, axes.number(width.atom_ids), multiplier, width.divisor, item))
     return attributes

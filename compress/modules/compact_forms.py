@@ -107,6 +107,8 @@ def _register(form: FormClass, use: FormUse, fits: Callable[[Any], bool], prepar
 def register_form_provider(package: str, load: Callable[[], None]) -> None:
     """Call `load` once, when a module class of `package` is first met, to register the compact forms of that package.
 
+    A package is given by its dotted name, such as `timm` or `transformers.models.clip`.
+
     The package, which may be slow to import or not installed, is then imported only by those who use it.
     """
     _providers[package] = load
@@ -115,14 +117,18 @@ def register_form_provider(package: str, load: Callable[[], None]) -> None:
 def compact_form_of(module: nn.Module) -> type[nn.Module] | None:
     """Return the compact form of a module, its own class if it is in compact form already, or None."""
     module_class = type(module)
-    package = module_class.__module__.partition(".")[0]
-    if package in _providers:
-        _providers[package]()
-        del _providers[package]
+    load_forms_for(module_class.__module__)
     entry = _forms.get(module_class)
     if entry is not None:
         return entry.form if entry.fits(module) else None
     return module_class if _entry_of_form(module_class) is not None else None
+
+
+def load_forms_for(module_name: str) -> None:
+    """Call the providers of the packages that a Python module belongs to."""
+    for package in [p for p in _providers if module_name == p or module_name.startswith(f"{p}.")]:
+        _providers[package]()
+        del _providers[package]
 
 
 def _entry_of_form(form: type[nn.Module]) -> _CompactForm | None:

@@ -19,18 +19,10 @@ def unwrap_model(model: Any) -> nn.Module:
     Raises:
         NotReady: It is not a model, or one that cannot be copied and cut.
     """
-    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) or hasattr(model, "_orig_mod"):
-        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
-    if not isinstance(model, nn.Module):
-        raise NotReady(f"model: expected a torch.nn.Module; got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
+    unwrapped = _unwrap(model, "model")
+    if isinstance(unwrapped, torch.jit.ScriptModule):
         raise NotReady("model: TorchScript cannot be cut; pass the Python module that it was compiled from")
-    for name, tensor in tensors_of(model).items():
-        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
-            raise NotReady(f"model: {name} has no shape yet (a lazy module); run the model on one batch first")
-        if tensor.is_meta:
-            raise NotReady(f"model: {name} is on the meta device and has no values; load the weights first")
-    for name, module in modules_of(model).items():
+    for name, module in modules_of(unwrapped).items():
         for key, value in vars(module).items():
             if isinstance(value, Tensor) and not value.is_leaf:
                 raise NotReady(
@@ -38,4 +30,26 @@ def unwrap_model(model: Any) -> nn.Module:
                     "Make it a parameter again with torch.nn.utils.prune.remove, torch.nn.utils.remove_weight_norm or "
                     "detach()"
                 )
+    return unwrapped
+
+
+def unwrap_teacher(teacher: Any) -> nn.Module:
+    """Return the model inside DataParallel, DDP and torch.compile; it only has to run, so it may be TorchScript.
+
+    Raises:
+        NotReady: It is not a model, or its tensors have no values.
+    """
+    return _unwrap(teacher, "teacher")
+
+
+def _unwrap(model: Any, argument: str) -> nn.Module:
+    while isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)) or hasattr(model, "_orig_mod"):
+        model = model._orig_mod if hasattr(model, "_orig_mod") else model.module
+    if not isinstance(model, nn.Module):
+        raise NotReady(f"{argument}: expected a torch.nn.Module; got {type(model).__name__}")
+    for name, tensor in tensors_of(model).items():
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise NotReady(f"{argument}: {name} has no shape yet (a lazy module); run the model on one batch first")
+        if tensor.is_meta:
+            raise NotReady(f"{argument}: {name} is on the meta device and has no values; load the weights first")
     return model

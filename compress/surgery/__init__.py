@@ -6,22 +6,31 @@
 from .compensation import compensate_
 from .crop_kernels import nonzero_spans
 from .discovery import find_groups
-from .gates import Gate, attach_, fold_
+from .gates import Gate, WeightTransform, attach_, fold_, register_transform_
+from .operations import with_operations
 from .plan import Plan
+from .repair import AttentionRepair, LayerRepair, Repair, repair_
 from .saved_model import load, save_model
 from .slicing import slice_
 from .verify import verify_plan
 
 __all__ = [
+    "AttentionRepair",
     "Gate",
+    "LayerRepair",
     "Plan",
+    "Repair",
+    "WeightTransform",
     "attach_",
     "compensate_",
     "find_groups",
     "fold_",
     "load",
     "nonzero_spans",
+    "register_transform_",
+    "repair_",
     "save_model",
     "slice_",
     "verify_plan",
+    "with_operations",
 ]

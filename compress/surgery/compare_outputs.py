@@ -28,6 +28,11 @@ NO_OUTPUT_NOTE = (
 INTEGER_OUTPUT_NOTE = (
     "the model returns only integers, which hide small differences: let it return the values they are computed from"
 )
+ROUNDING_NOTE = (
+    "the outputs of the whole model depend on rounding, as those of detectors with equal scores do: its parts were "
+    "verified, and the pruned model was verified to run, not to compute the same"
+)
+NUDGE, NUM_NUDGES = 1e-12, 4  # relative changes of the inputs, to see whether outputs depend on rounding
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 HUGE = 1e30  # code masks positions with larger values, such as the lowest float of a dtype; they count as infinite
 LEAST_PART = 1e-3  # the scale of a part of a tensor is at least this fraction of the scale of the whole
@@ -39,6 +44,8 @@ class RunFailure:
 
     reason: str
     module: str = ""  # the innermost module at work, if known
+    part: TracedPart | None = None  # what was run; None if the model cannot be sliced
+    is_of_reference: bool = False  # the masked reference does not run
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,7 @@ class OutputDifference:
     """The outputs of the masked reference and the sliced model differ."""
 
     reason: str
+    part: TracedPart | None = None
 
 
 class NoFiniteOutput(OutputDifference):
@@ -65,6 +73,8 @@ def compare_masked_and_sliced(
 ) -> Problem | None:
     """Return how the outputs of the sliced model and the masked reference differ, or None if they agree.
 
+    Forward passes of the whole model are counted in `groups.num_passes`.
+
     Args:
         model: a shared copy of the dense model, perturbed; it is unchanged afterwards.
         groups: its groups; a note is added if the model returns only integers, or no tensors.
@@ -78,25 +88,39 @@ def compare_masked_and_sliced(
         sliced = sliced_copy(model, groups, plan, dtype)
     except Exception as error:  # the code of a module does not accept the new value of an attribute
         return RunFailure(f"the model cannot be sliced: {type(error).__name__}: {' '.join(str(error).split())[:160]}")
-    try:  # the sliced model runs first: it is cheap and may fail
-        sliced_outputs = [run_part(sliced, part, dtype) for part in parts]
-    except Exception as error:  # from the model's own code, at a width it was not written for
-        return run_failure(error, sliced)
+    compared: list[tuple[TracedPart, list[Tensor], list[Tensor]]] = []
     with masked_reference(model, groups, plan, dtype):
-        try:
-            expected_outputs = [run_part(model, part, dtype) for part in parts]
-        except Exception as error:
-            return RunFailure(f"the masked reference does not run: {type(error).__name__}: {str(error)[:160]}")
-    nonempty = [t for outputs in expected_outputs for t in outputs if t.numel()]
-    floats = [t for t in nonempty if t.is_floating_point() or t.is_complex()]
-    if floats and not any(bool(t.isfinite().any()) for t in floats):
+        for part in parts:  # one after the other, so that a failure takes no more passes than necessary
+            try:  # the sliced model runs first: it is cheap and may fail
+                groups.num_passes += not part.name
+                outputs = run_part(sliced, part, dtype)
+            except Exception as error:  # from the model's own code, at a width it was not written for
+                return replace(run_failure(error, sliced), part=part)
+            try:
+                groups.num_passes += not part.name
+                expected = run_part(model, part, dtype)
+            except Exception as error:
+                reason = f"the masked reference does not run: {type(error).__name__}: {str(error)[:160]}"
+                return RunFailure(reason, part=part, is_of_reference=True)
+            compared.append((part, expected, outputs))
+            if _has_finite_floats(expected) and (difference := describe_difference(expected, outputs)) is not None:
+                return OutputDifference(difference, part)
+    nonempty = [t for _, expected, _ in compared for t in expected if t.numel()]
+    has_floats = any(t.is_floating_point() or t.is_complex() for t in nonempty)
+    if has_floats and not _has_finite_floats(nonempty):
         return NoFiniteOutput("no output on the example inputs is finite, so nothing can be verified: look for NaN")
-    if not floats and (note := INTEGER_OUTPUT_NOTE if nonempty else NO_OUTPUT_NOTE) not in groups.notes:
+    if not has_floats and (note := INTEGER_OUTPUT_NOTE if nonempty else NO_OUTPUT_NOTE) not in groups.notes:
         groups.notes.append(note)
-    for expected, outputs in zip(expected_outputs, sliced_outputs, strict=True):
-        if (difference := describe_difference(expected, outputs)) is not None:
-            return OutputDifference(difference)
+    for part, expected, outputs in compared:
+        if not _has_finite_floats(expected) and (difference := describe_difference(expected, outputs)) is not None:
+            return OutputDifference(difference, part)
     return None
+
+
+def _has_finite_floats(tensors: Sequence[Tensor]) -> bool:
+    """Return whether one of the tensors holds a finite float."""
+    floats = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+    return any(bool(t.isfinite().any()) for t in floats)
 
 
 def sliced_copy(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> nn.Module:
@@ -178,6 +202,31 @@ def _scale_of_parts(tensor: Tensor) -> Tensor:
         ]
         scale = torch.minimum(*by_dim).clamp_min(scale * LEAST_PART)
     return scale + 1e-30
+
+
+def depends_on_rounding(model: nn.Module, groups: Groups, plan: Plan, part: TracedPart) -> bool:
+    """Return whether the masked reference gives other outputs on inputs that differ by as little as rounding does.
+
+    Code that sorts boxes and drops those below a threshold may do so where scores are equal, or close to it.
+    """
+    with masked_reference(model, groups, plan, torch.float64):
+        expected = run_part(model, part, torch.float64)
+        nudged = (run_part(model, _nudge(part, seed), torch.float64) for seed in range(NUM_NUDGES))
+        return any(describe_difference(expected, outputs) is not None for outputs in nudged)
+
+
+def _nudge(part: TracedPart, seed: int) -> TracedPart:
+    """Return a traced part whose inputs differ by as little as rounding errors in double precision add up to."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def nudge(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        noise = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        return value.double() * (1 + NUDGE * noise)
+
+    args, kwargs = pytree.tree_map(nudge, (tuple(part.args), dict(part.kwargs)))
+    return replace(part, args=args, kwargs=kwargs)
 
 
 def model_runs(model: nn.Module, parts: Sequence[TracedPart], dtype: torch.dtype | None) -> bool:

@@ -14,6 +14,8 @@ from compress.graph import (
     Groups,
     attention_modes,
     build_groups,
+    explain_refused_gates_,
+    gate_before_activation_,
     included_modules,
     select_groups_,
     split_by_head_,
@@ -57,7 +59,10 @@ def find_groups(model: nn.Module, example_inputs: Any, target: Target | None = N
 def _find_groups(model: nn.Module, inputs: CallInputs, target: Target) -> Groups:
     modes = attention_modes(target)
 
-    def trace(inputs: CallInputs, whole_heads: bool) -> Groups:
+    num_passes = 0
+
+    def trace(inputs: CallInputs, whole_heads: bool, eval_only: bool = False) -> Groups:
+        nonlocal num_passes
         args, kwargs = inputs
         traced = trace_model(
             model,
@@ -67,7 +72,10 @@ def _find_groups(model: nn.Module, inputs: CallInputs, target: Target) -> Groups
             included_modules(model, target),
             whole_heads=whole_heads,
             separate_qkv=bool({AttentionMode.QK, AttentionMode.V} & modes),
+            selection=target.selection,
+            eval_only=eval_only,
         )
+        num_passes += traced.num_passes
         return build_groups(model, traced)
 
     traced_inputs = first_examples(inputs)
@@ -79,7 +87,7 @@ def _find_groups(model: nn.Module, inputs: CallInputs, target: Target) -> Groups
     try:
         groups = trace(traced_inputs, whole_heads)
         if two_examples is not None and has_no_images(inputs):
-            macs_of_two = _dense_macs(trace(two_examples, whole_heads))
+            macs_of_two = _dense_macs(trace(two_examples, whole_heads, eval_only=True))
             if macs_of_two != 2 * _dense_macs(groups):
                 raise TraceError("the first dimension is not the batch")
     except TraceError:  # the model may not run on a single example
@@ -89,10 +97,13 @@ def _find_groups(model: nn.Module, inputs: CallInputs, target: Target) -> Groups
     if AttentionMode.PER_HEAD in modes:
         tensors = [*model.named_parameters(), *model.named_buffers()]
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors}
-        split_by_head_(groups, trace(traced_inputs, whole_heads=True), shapes)
-    verify_groups(model, groups, two_examples)
+        split_by_head_(groups, trace(traced_inputs, whole_heads=True, eval_only=True), shapes)
+    moved = gate_before_activation_(groups) if target.mlp == "before_activation" else []
+    groups.num_passes = num_passes
+    verify_groups(model, groups, two_examples, reserved_passes=2 if target.branches else 0)
     if target.branches:
         verify_branches(model, groups)
+    explain_refused_gates_(groups, moved)
     return groups
 
 

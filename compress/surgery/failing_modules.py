@@ -7,10 +7,11 @@ of it are exact is at fault itself: its code reshapes to a fixed width, splits a
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from .compare_outputs import (
     run_module,
     sliced_copy,
 )
+from .failing_operators import OwnOperatorRecorder, find_operator_at_fault
 from .masking import masked_reference
 from .plan import Plan
 
@@ -43,6 +45,15 @@ class FailingCall:
     args: tuple[Any, ...]  # at full width
     kwargs: dict[str, Any]
     reason: str
+    operator_groups: list[str] = field(default_factory=list)  # of the operator at fault, in a traced part's own code
+    is_certain: bool = False  # whether that operator is at fault for certain
+
+
+class FailureLocation(NamedTuple):
+    """The calls at fault, and whether the masked reference runs to its end."""
+
+    calls: list[FailingCall]
+    reference_runs: bool
 
 
 class ModuleComparison:
@@ -58,8 +69,13 @@ class ModuleComparison:
         self.keep = {name: np.asarray(kept) for name, kept in plan.keep.items()}
         self.sliced = sliced_copy(model, groups, plan, dtype)
 
-    def problem(self, call: FailingCall, expected: Sequence[Tensor]) -> str | None:
-        """Run a module of the sliced network on the kept positions of its inputs; return how its outputs differ."""
+    def problem(
+        self, call: FailingCall, expected: Sequence[Tensor], recorder: OwnOperatorRecorder | None = None
+    ) -> str | None:
+        """Run a module of the sliced network on the kept positions of its inputs; return how its outputs differ.
+
+        A recorder gets the operators of the module's own code.
+        """
         leaves, structure = pytree.tree_flatten((call.args, call.kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         traced, outputs = call.traced.inputs, call.traced.outputs
@@ -73,11 +89,26 @@ class ModuleComparison:
         args, kwargs = pytree.tree_unflatten(
             [next(selected) if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
         )
+        module = self.sliced.get_submodule(call.module)
+        self.groups.num_passes += not call.module
         try:
-            actual = run_module(self.sliced.get_submodule(call.module), args, kwargs, call.part.training, self.dtype)
+            with contextlib.nullcontext() if recorder is None else recorder.recording(module):
+                actual = run_module(module, args, kwargs, call.part.training, self.dtype)
         except Exception as error:  # from the model's own code, at a width it was not written for
             return run_failure(error, self.sliced).reason
         return describe_difference([self._kept_part(a, t) for a, t in zip(expected, outputs, strict=True)], actual)
+
+    def locate_operator_(self, call: FailingCall, expected: OwnOperatorRecorder, actual: OwnOperatorRecorder) -> None:
+        """Find the first operator that differs in the code of a traced part, and the groups of its tensors."""
+        operator = find_operator_at_fault(
+            expected.results,
+            actual.results,
+            call.part.calls.root_operators,
+            self._kept_part,
+            lambda traced: not self._is_unmapped(traced),
+        )
+        names = (name for tensor in operator.tensors for name in self.activations.groups_of(tensor))
+        call.operator_groups, call.is_certain = list(dict.fromkeys(names)), operator.is_certain
 
     def _kept_part(self, tensor: Tensor, traced: TracedTensor) -> Tensor:
         for dim, kept in self.activations.kept_positions(traced, self.keep).items():
@@ -89,7 +120,13 @@ class ModuleComparison:
 
 
 @torch.no_grad()
-def find_failing_calls(model: nn.Module, groups: Groups, plan: Plan, dtype: torch.dtype | None) -> list[FailingCall]:
+def find_failing_calls(
+    model: nn.Module,
+    groups: Groups,
+    plan: Plan,
+    dtype: torch.dtype | None,
+    parts: Sequence[TracedPart] | None = None,
+) -> FailureLocation:
     """Return the calls of modules that are at fault themselves, in the order of the run.
 
     Args:
@@ -97,14 +134,19 @@ def find_failing_calls(model: nn.Module, groups: Groups, plan: Plan, dtype: torc
         groups: its groups.
         plan: a cut that is not exact.
         dtype: the precision to run in; None for that of the model.
+        parts: what to run; default: the traced parts that the plan cuts.
     """
-    comparison = ModuleComparison(model, groups, plan, dtype)
+    try:
+        comparison = ModuleComparison(model, groups, plan, dtype)
+    except Exception:  # the model cannot be sliced: a module does not accept the new value of an attribute
+        return FailureLocation([], reference_runs=True)
     failing: list[FailingCall] = []
     sliced_modules = modules_of(comparison.sliced)
     with masked_reference(model, groups, plan, dtype):
-        for part in parts_to_run(groups, plan):
-            _run_part_with_comparison(comparison, part, failing, sliced_modules)
-    return failing
+        for part in parts_to_run(groups, plan) if parts is None else parts:
+            if not _run_part_with_comparison(comparison, part, failing, sliced_modules):
+                return FailureLocation(failing, reference_runs=False)
+    return FailureLocation(failing, reference_runs=True)
 
 
 def _run_part_with_comparison(
@@ -112,16 +154,21 @@ def _run_part_with_comparison(
     part: TracedPart,
     failing: list[FailingCall],
     sliced_modules: Mapping[str, nn.Module],
-) -> None:
+) -> bool:
+    """Run a part of the masked reference and compare its modules; return whether it runs to its end."""
     root = comparison.model.get_submodule(part.name)
     num_calls: dict[str, int] = {}
     stack: list[tuple[tuple[Any, ...], dict[str, Any], int, int]] = []  # inputs, number of the call, failures before
     hooks = []
+    operators, sliced_operators = OwnOperatorRecorder(), OwnOperatorRecorder()
+    operators.depth = -1  # the root is not active yet
 
     def enter(path: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            args, kwargs = pytree.tree_map(lambda t: cast_input(t, None), (args, kwargs))  # it may write to them
+            with operators.paused():
+                args, kwargs = pytree.tree_map(lambda t: cast_input(t, None), (args, kwargs))  # it may write to them
             stack.append((args, kwargs, num_calls.get(path, 0), len(failing)))
+            operators.depth += 1
             num_calls[path] = num_calls.get(path, 0) + 1
 
         return hook
@@ -129,13 +176,19 @@ def _run_part_with_comparison(
     def leave(path: str) -> Any:
         def hook(module: nn.Module, _: Any, result: Any) -> None:
             args, kwargs, number, failures_before = stack.pop()
+            operators.depth -= 1
             calls = part.calls.calls.get(path, [])
             if len(failing) > failures_before or number >= len(calls):
                 return  # a module inside of it is at fault, or the trace did not see this call
             call = FailingCall(path, part, calls[number], args, kwargs, "")
-            reason = comparison.problem(call, tensors_in(result))
-            if reason is not None:
+            is_root = path == part.name
+            with operators.paused():
+                reason = comparison.problem(call, tensors_in(result), sliced_operators if is_root else None)
+                if reason is None:
+                    return
                 call.reason = reason
+                if is_root:
+                    comparison.locate_operator_(call, operators, sliced_operators)
                 failing.append(call)
 
         return hook
@@ -149,12 +202,15 @@ def _run_part_with_comparison(
     try:
         with module_mode(root, part.training), fixed_conditions(comparison.dtype):
             args, kwargs = pytree.tree_map(lambda t: cast_input(t, comparison.dtype), (part.args, dict(part.kwargs)))
-            root(*args, **kwargs)
+            comparison.groups.num_passes += not part.name
+            with operators:
+                root(*args, **kwargs)
     except Exception:  # from the model's own code; all calls that returned before it have been compared
-        return
+        return False
     finally:
         for hook in hooks:
             hook.remove()
+    return True
 
 
 def groups_at_fault(
@@ -163,12 +219,18 @@ def groups_at_fault(
     keep: Mapping[str, Index],
     failing: Sequence[FailingCall],
     dtype: torch.dtype | None,
+    run_whole_model: bool = True,
 ) -> dict[str, str]:
     """Return the groups that cannot be cut, with the reason, by trying the failing calls alone.
 
     Groups of the same layers in different blocks (`layer_pattern`) are cut together, one pattern after the other; if a
-    call fails when a pattern is added, the groups of that pattern in its module are at fault.
+    call fails when a pattern is added, the groups of that pattern in its module are at fault. If the code of the whole
+    model is at fault, each trial is a forward pass. Then the groups of its first operator that differs are at fault;
+    trials are made only if that is not certain, and if `run_whole_model` allows it.
     """
+    is_known = [not call.module and (call.is_certain or not run_whole_model) for call in failing]
+    by_operator = [call for call, known in zip(failing, is_known, strict=True) if known]
+    failing = [call for call, known in zip(failing, is_known, strict=True) if not known]
     by_name = {group.name: group for group in groups if group.name in keep}
     suspects = [{by_name[name] for name in _suspects(groups, call, by_name)} for call in failing]
     by_pattern: dict[str, list[Group]] = {}
@@ -189,6 +251,9 @@ def groups_at_fault(
                     advice = _compact_form_advice(model.get_submodule(failing[number].module), group)
                     at_fault.setdefault(group.name, f"{reason}{advice}")
         accepted += [group for group in members if group.name not in at_fault]
+    for call in by_operator:
+        names = [n for n in call.operator_groups if n in by_name] or _suspects(groups, call, by_name)
+        at_fault |= dict.fromkeys(names, call.reason)
     for call, suspected in zip(failing, suspects, strict=True):  # if no single pattern fails, all are at fault
         if not any(group.name in at_fault for group in suspected):
             at_fault |= {group.name: call.reason for group in suspected}

@@ -8,7 +8,7 @@ scales the rows that write them (`Group.gated_on_output`).
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,11 @@ from compress.graph import Group
 from compress.modules import modules_of
 
 
-class Gate(nn.Module):
+class WeightTransform(nn.Module):
+    """Base of the parametrizations that a search attaches to weights; `fold_` applies and removes them."""
+
+
+class Gate(WeightTransform):
     """Multiply one dimension of a parameter by scores; positions that belong to no group keep their value."""
 
     index: Tensor
@@ -84,10 +88,18 @@ def attach_(model: nn.Module, groups: Iterable[Group]) -> dict[str, nn.Parameter
         names = [name for name, _ in parts]
         gate = Gate(dim, tensor.ndim, names, [scores[n] for n in names], index.to(tensor.device))
         for module, name in owners[id(tensor)]:
-            order = getattr(getattr(module, "parametrizations", None), "order", list(module._parameters))
-            parametrize.register_parametrization(module, name, gate)
-            vars(module.parametrizations)["order"] = order  # of the parameters: parametrize does not keep it
+            register_transform_(module, name, gate)
     return scores
+
+
+def register_transform_(module: nn.Module, name: str, transform: WeightTransform, *, first: bool = False) -> None:
+    """Attach a transform to a parameter, after those that it has, or before them if `first`."""
+    order = getattr(getattr(module, "parametrizations", None), "order", list(module._parameters))
+    if first and parametrize.is_parametrized(module, name):
+        cast(Any, module.parametrizations)[name].insert(0, transform)
+    else:
+        parametrize.register_parametrization(module, name, transform)
+    vars(module.parametrizations)["order"] = order  # of the parameters: parametrize does not keep it
 
 
 def scores_of(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -102,7 +114,7 @@ def scores_of(model: nn.Module) -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def fold_(model: nn.Module) -> nn.Module:
-    """Multiply the scores into the weights and remove the gates; the outputs stay bit-identical.
+    """Multiply the scores into the weights and remove the gates and all other transforms; the outputs stay identical.
 
     The parameters are the same objects as before `attach_`.
     """
@@ -113,7 +125,7 @@ def fold_(model: nn.Module) -> nn.Module:
         chains = cast(nn.ModuleDict, module.parametrizations)
         order = getattr(chains, "order", [])
         for name, chain in [(n, cast(parametrize.ParametrizationList, c)) for n, c in chains.items()]:
-            if not any(isinstance(p, Gate) for p in chain):
+            if not any(isinstance(p, WeightTransform) for p in chain):
                 continue
             original = chain.original
             value = getattr(module, name) if id(original) not in folded else None

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from compress.errors import PlanError
 from compress.graph import Groups, Index
-from compress.modules import compact_form_of, dense_class_name, enclosing_modules, tensors_of
+from compress.modules import SELECTION_INDEX, compact_form_of, dense_class_name, enclosing_modules, tensors_of
 from compress.storage import read_json, write_atomic
 
 from .branches import constant_layers
 from .crop_kernels import KernelSpans, smaller_kernel_attributes
+from .operations import with_operations
 from .plan_data import PlanData, Rescaling
 from .plan_validation import check_plan, validate_plan_dict
 from .slicing import slice_
@@ -36,7 +37,8 @@ class Plan(PlanData):
 
     def __repr__(self) -> str:
         kept = sum(map(len, self.keep.values()))
-        return f"Plan({len(self.keep)} groups, {kept} of {sum(self.widths.values())} dimensions kept)"
+        operations = f"{len(self.choices)} operations chosen, " if self.choices else ""
+        return f"Plan({operations}{len(self.keep)} groups, {kept} of {sum(self.widths.values())} dimensions kept)"
 
     @classmethod
     def build(
@@ -85,6 +87,9 @@ class Plan(PlanData):
         plan.gated_dims = {name: sorted(dims) for name, dims in plan.gated_dims.items() if dims}
         for (name, dim), mask in masks.items():
             plan.slices.setdefault(name, {})[dim] = np.flatnonzero(mask)
+        for path, tensor in groups.selections.items():
+            if tensor in plan.slices and path not in plan.removed_modules:
+                plan.selections[path] = plan.slices[tensor][0]
         cut_modules = enclosing_modules(plan.slices) if groups.compact_modules else set()
         for path in sorted(groups.compact_modules & cut_modules):
             form = compact_form_of(model.get_submodule(path))
@@ -126,8 +131,10 @@ class Plan(PlanData):
         their scores, and residual streams with layer norms: there they are the rows that write the group.
 
         Raises:
-            PlanError: the plan was made for another model.
+            PlanError: the plan was made for another model, or chooses operations.
         """
+        if self.choices or self.network:
+            raise PlanError("zero_: the plan chooses operations: apply it with apply_ instead")
         tensors = self.check(model)
         for name, dims in self.gated_dims.items():
             for dim in dims:
@@ -141,7 +148,7 @@ class Plan(PlanData):
         Raises:
             PlanError: the plan was made for another model; the message lists the differences.
         """
-        return check_plan(self, model)
+        return check_plan(self, with_operations(model, self))
 
     def then(self, second: Plan) -> Plan:
         """Return one plan for the dense model that does this cut, then `second`, which was made for its result.
@@ -149,8 +156,13 @@ class Plan(PlanData):
         Raises:
             PlanError: `second` was made for another model.
         """
+        if second.choices or second.network:
+            if self.slices or self.removed_modules or self.network:
+                raise PlanError("the second plan chooses operations: choose them before widths are cut")
+            return replace(second, choices=self.choices | second.choices)
         second = second._for_dense_layers(constant_layers(self.removed_modules))
-        result = Plan(dict(self.keep), dict(self.widths))
+        selections, second = self._selections_before(second)
+        result = Plan(dict(self.keep), dict(self.widths), choices=dict(self.choices), network=dict(self.network))
         for name, kept in second.keep.items():
             first_kept = self.keep.get(name)
             if first_kept is not None and len(first_kept) != second.widths[name]:  # the groups differ after the cut
@@ -165,6 +177,7 @@ class Plan(PlanData):
         result.biases = {**self.biases, **second.biases}
         result.compact_forms = {**self.compact_forms, **second.compact_forms}
         result.removed_modules = {**self.removed_modules, **second.removed_modules}
+        result.selections = {n: index for n, index in selections.items() if n not in result.removed_modules}
         result.scales = [*self.scales]
         for scale in second.scales:
             first_positions = self.slices.get(scale.tensor, {}).get(scale.dim)
@@ -211,6 +224,23 @@ class Plan(PlanData):
             shapes={name: shape for name, shape in self.shapes.items() if name not in names},
         )
 
+    def _selections_before(self, second: Plan) -> tuple[dict[str, Index], Plan]:
+        """Return the channels that norms select after both cuts, and `second` for norms that do not select yet.
+
+        The first cut gave the norms an index, which the dense model lacks. What `second` cuts of it is cut of the
+        selection.
+        """
+        selections = {**second.selections, **self.selections}
+        indices = {f"{path}.{SELECTION_INDEX}": path for path in self.selections}
+        for name, path in indices.items():
+            if name in second.slices:
+                selections[path] = self.selections[path][second.slices[name][0]]
+        tables = [
+            {name: entry for name, entry in table.items() if name not in indices}
+            for table in (second.slices, second.shapes, second.gated_dims)
+        ]
+        return selections, replace(second, slices=tables[0], shapes=tables[1], gated_dims=tables[2])  # type: ignore[arg-type]
+
     def save(self, path: str | Path) -> None:
         """Write the plan as JSON, atomically."""
         write_atomic(Path(path), json.dumps(self.to_dict(), indent=1).encode())
@@ -244,8 +274,14 @@ class Plan(PlanData):
             [name, dim, indices.setdefault(tuple(positions.tolist()), len(indices)), factor]
             for name, dim, positions, factor in self.scales
         ]
+        selections = {
+            path: indices.setdefault(tuple(channels.tolist()), len(indices))
+            for path, channels in self.selections.items()
+        }
+        optional = {"selections": selections, "choices": self.choices, "network": self.network}
         return {
             "version": VERSION,
+            **{key: table for key, table in optional.items() if table},
             "keep": self.keep,
             "widths": self.widths,
             "attributes": self.attributes,
@@ -277,8 +313,11 @@ class Plan(PlanData):
             attributes={name: dict(values) for name, values in data["attributes"].items()},
             biases=dict(data["biases"]),
             compact_forms=dict(data["forms"]),
+            selections={path: indices[i] for path, i in data.get("selections", {}).items()},
             scales=[Rescaling(name, dim, indices[i], factor) for name, dim, i, factor in data["scales"]],
             removed_modules=dict(data["gone"]),
+            choices=dict(data.get("choices", {})),
+            network=dict(data.get("network", {})),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -34,8 +34,12 @@ class PlanData:
     attributes: dict[str, dict[str, AttributeValue]] = field(default_factory=dict)  # module -> attribute -> new value
     biases: dict[str, int] = field(default_factory=dict)  # module -> size of the bias that compensation adds
     compact_forms: dict[str, str] = field(default_factory=dict)  # module -> class whose compact form replaces it
+    selections: dict[str, Index] = field(default_factory=dict)  # norm -> channels of its input that it selects
     scales: list[Rescaling] = field(default_factory=list)
     removed_modules: dict[str, str] = field(default_factory=dict)  # module -> Removal as text, see branches.py
+    # These come first: all other names are those of the network that they leave.
+    choices: dict[str, str] = field(default_factory=dict)  # choice -> candidate that takes its place
+    network: dict[str, Any] = field(default_factory=dict)  # description that a search space is rebuilt by
 
     def shape_of(self, name: str, dense: Sequence[int]) -> tuple[int, ...]:
         """Return the sliced shape of the tensor `name`, which has the shape `dense` in the dense model."""

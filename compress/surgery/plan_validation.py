@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from compress.errors import PlanError
-from compress.modules import CONVOLUTIONS, compact_form_of, dense_class_name, modules_of, tensors_of
+from compress.modules import CONVOLUTIONS, can_select, compact_form_of, dense_class_name, modules_of, tensors_of
 
 from .branches import Removal, RemovalKind
 from .gates import scores_of
@@ -30,6 +30,7 @@ def validate_plan_dict(data: Any, version: int) -> None:
         raise PlanError(f"not a plan: expected keys such as version, keep and slices; got {str(data)[:40]}")
     if data["version"] != version or not _is_int(data["version"]):
         raise PlanError(f"plan of version {str(data['version'])[:20]}: this library reads version {version}")
+    data = {key: {} for key in OPTIONAL_TABLES} | dict(data)
     for key in ENTRY_RULES:
         if key not in data:
             raise PlanError(f"not a plan: {key} is missing")
@@ -54,6 +55,14 @@ def validate_plan_dict(data: Any, version: int) -> None:
 
 def _is_int(value: Any, least: int = 0, most: int = MAX_SIZE) -> bool:
     return type(value) is int and least <= value <= most
+
+
+def _is_plain(value: Any, depth: int = 8) -> bool:
+    """Return whether a value consists of numbers, texts, lists and tables only."""
+    if isinstance(value, (list, dict)):
+        parts = [*value, *(value.values() if isinstance(value, dict) else ())]
+        return depth > 0 and all(_is_plain(part, depth - 1) for part in parts)
+    return value is None or isinstance(value, (bool, str)) or _is_int(value) or isinstance(value, float)
 
 
 def _is_strictly_increasing(values: Any, most: int = MAX_SIZE) -> bool:
@@ -107,6 +116,7 @@ class EntryRule(NamedTuple):
     expected: str  # for the error message
 
 
+OPTIONAL_TABLES = ("choices", "network", "selections")  # only some plans have them
 ENTRY_RULES = {
     "widths": EntryRule(
         lambda data, name, width: _is_int(width, 1) and name in data["keep"],
@@ -134,7 +144,15 @@ ENTRY_RULES = {
     ),
     "biases": EntryRule(lambda data, module, size: _is_int(size), "a size"),
     "forms": EntryRule(lambda data, module, form: isinstance(form, str), "the name of a class"),
+    "selections": EntryRule(
+        lambda data, module, number: _is_int(number) and bool(data["indices"][number]), "an index into `indices`"
+    ),
     "scales": EntryRule(_valid_scale, "tensor, dimension, an index into `indices`, and a factor"),
+    "choices": EntryRule(
+        lambda data, path, name: isinstance(name, str) and name.isprintable() and "." not in name,
+        "the name of a candidate",
+    ),
+    "network": EntryRule(lambda data, key, value: key.isidentifier() and _is_plain(value), "numbers, texts and lists"),
     "gone": EntryRule(
         lambda data, module, removal: bool(Removal.parse(removal)),
         "one of blank, thin, identity, `only` or `pair` with a layer name",
@@ -186,7 +204,7 @@ def _missing_parts(plan: PlanData, modules: Mapping[str, nn.Module], tensors: Ma
             problems.append(f"{name}: expected shape {list(shape)}, the model has {list(tensors[name].shape)}")
     problems += [
         f"{name}: the model has no module of that name"
-        for name in [*plan.attributes, *plan.biases, *plan.compact_forms, *plan.removed_modules]
+        for name in [*plan.attributes, *plan.biases, *plan.compact_forms, *plan.selections, *plan.removed_modules]
         if name not in modules
     ]
     for name, expected in plan.compact_forms.items():
@@ -224,6 +242,15 @@ def find_mismatches(plan: PlanData, modules: Mapping[str, nn.Module], tensors: M
         rows = plan.shape_of(f"{path}.weight", weight.shape)[0] if weight is not None and weight.ndim else None
         if path in modules and rows != size:
             problems.append(f"{path}: expected a layer with {size} rows left for its new bias; the model has {rows}")
+    for path, channels in plan.selections.items():
+        module = modules.get(path)
+        width = getattr(module, "num_features", 0)
+        kept = plan.attributes.get(path, {}).get("num_features", width)
+        if module is not None and (not can_select(module) or int(channels[-1]) >= width or len(channels) != kept):
+            problems.append(
+                f"{path}: expected a batch norm that selects {len(channels)} channels up to number {channels[-1]} and "
+                f"keeps as many; got {type(module).__name__} of {width}, which keeps {kept}"
+            )
     for path, text in plan.removed_modules.items():
         removal = Removal.parse(text)
         module = modules.get(f"{path}.{removal.output_layer}" if removal.output_layer else path)

@@ -24,8 +24,9 @@ from compress.storage import (
 )
 
 from .branches import is_kept_tensor
+from .operations import with_operations
 from .plan import Plan
-from .plan_validation import list_problems
+from .plan_validation import check_plan, list_problems
 from .slicing import slice_
 
 PLAN_FILE, WEIGHTS_FILE = "plan.json", "model.safetensors"
@@ -126,7 +127,8 @@ def _read_checked_weights(model: nn.Module, plan: Plan, path: Path) -> StoredSta
         PlanError: the file is damaged, or belongs to another plan or model.
     """
     try:
-        plan.check(model)
+        model = with_operations(model, plan)
+        check_plan(plan, model)
     except PlanError as error:
         raise PlanError(f"{path.with_name(PLAN_FILE)}: {error}") from None
     try:

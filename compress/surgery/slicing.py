@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from compress.errors import PlanError
 from compress.graph import Index
-from compress.modules import modules_of, tensor_entries, tensors_of, use_compact_form_
+from compress.modules import modules_of, select_channels_, tensor_entries, tensors_of, use_compact_form_
 
 from .branches import remove_modules_
 from .gates import scores_of
+from .operations import apply_operations_, with_operations
 from .plan_data import PlanData
 from .plan_validation import check_plan
 
@@ -39,14 +40,18 @@ def slice_(
     Raises:
         PlanError: the plan was made for another model, or the model has gates; the model is unchanged.
     """
-    tensors = check_plan(plan, model)
+    tensors = check_plan(plan, with_operations(model, plan))  # before anything changes
     if scores_of(model):
         raise PlanError("the model has gates: call compress.surgery.fold_(model) before slicing")
+    if plan.choices or plan.network:
+        apply_operations_(model, plan)
+        tensors = check_plan(plan, model)
     for path in plan.compact_forms:
         use_compact_form_(model.get_submodule(path))
     remove_modules_(model, plan.removed_modules, plan.slices)
     modules = modules_of(model)
-    remaining_tensors = tensors_of(model) if plan.removed_modules or optimizer is not None else tensors
+    removes = plan.removed_modules or plan.choices or plan.network
+    remaining_tensors = tensors_of(model) if removes or optimizer is not None else tensors
     remaining = {id(tensor) for tensor in remaining_tensors.values()}
     if optimizer is not None:
         _drop_removed_parameters_(optimizer, remaining)
@@ -74,6 +79,9 @@ def slice_(
         for attribute, value in values.items() if path in modules and path not in plan.removed_modules else ():
             is_tuple = isinstance(value, list) and not isinstance(getattr(modules[path], attribute, None), list)
             setattr(modules[path], attribute, tuple(value) if is_tuple else value)  # type: ignore[arg-type]
+    for path, channels in plan.selections.items():
+        if path not in plan.removed_modules:
+            select_channels_(modules[path], torch.as_tensor(channels))
     for path, size in plan.biases.items():
         _set_bias_(modules[path], size, plan.slices.get(f"{path}.weight", {}).get(0))
     rescale_(model, plan)

@@ -38,6 +38,11 @@ def _swin(v2: bool, size: tuple[int, int]) -> tuple[nn.Module, Tensor]:
     return SWIN.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [4, 4], num_classes=7, **more), torch.randn(2, 3, *size)
 
 
+def _video_swin() -> tuple[nn.Module, Tensor]:
+    model = torchvision.models.video.SwinTransformer3d([2, 4, 4], 16, [2, 2], [2, 4], [2, 4, 4], num_classes=7)
+    return model, torch.randn(2, 3, 6, 36, 32)
+
+
 def _encoder(first: bool) -> tuple[nn.Module, Tensor]:
     layer = nn.TransformerEncoderLayer(24, 3, 40, dropout=0.1, batch_first=first)
     return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 7, 24)
@@ -78,6 +83,45 @@ def _hugging(name: str, **settings: Any) -> tuple[nn.Module, Tensor]:
     settings |= {"image_size": 32, **(swin if name == "Swin" else shape)}
     config = getattr(library, f"{name}Config")(**settings)
     return Logits(getattr(library, f"{name}ForImageClassification")(config)), torch.randn(2, 3, 32, 32)
+
+
+class Features(nn.Module):
+    """A network of transformers without a head, called with images alone; returns its features."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x).last_hidden_state  # type: ignore[no-any-return]
+
+
+def _hugging_features(name: str, frames: int = 0, **settings: Any) -> tuple[nn.Module, Tensor]:
+    model_class = getattr(pytest.importorskip("transformers"), name, None)
+    if model_class is None:
+        pytest.skip(f"this version of transformers has no {name}")
+    shape = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 32}
+    shape |= {"image_size": 16, "patch_size": 8, **({"num_frames": frames} if frames else {})}
+    x = torch.randn(2, frames, 3, 16, 16) if frames else torch.randn(2, 3, 16, 16)
+    return Features(model_class(model_class.config_class(**shape | settings))), x
+
+
+class Detr(nn.Module):
+    """Self-attention of DETR on the queries, then attention to them, with positions of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        library = pytest.importorskip("transformers.models.detr.modeling_detr")
+        config = library.DetrConfig(d_model=24, use_timm_backbone=True, backbone="resnet18", backbone_kwargs={})
+        config._attn_implementation = "sdpa"
+        self.own = library.DetrSelfAttention(config, 24, 3)
+        self.cross = library.DetrCrossAttention(config, 24, 3)
+        self.position, self.head = nn.Parameter(torch.randn(1, 7, 24)), nn.Linear(24, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x + self.own(x, position_embeddings=self.position)[0]
+        y = y + self.cross(y, x, position_embeddings=self.position, encoder_position_embeddings=self.position)[0]
+        return self.head(y)  # type: ignore[no-any-return]
 
 
 def _ultralytics(name: str, **settings: Any) -> tuple[nn.Module, Tensor]:
@@ -173,6 +217,7 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
         2,
     ),
     "timm twins": (_timm("twins_svt_small", img_size=64, depths=(2, 2, 1, 1), embed_dims=(16, 24, 32, 48)), 6),
+    "timm davit": (_timm("davit_tiny", depths=(1, 1), embed_dims=(24, 36), num_heads=(3, 3)), 2),
     "timm maxvit": (_timm("maxvit_pico_rw_256", img_size=64, depths=(1, 1), embed_dim=(32, 64)), 4),
     "timm mobilevit": (_timm("mobilevit_xxs", 64), 9),
     "torchvision vit": (
@@ -185,6 +230,7 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
     ),
     "torchvision swin": (lambda: _swin(False, (72, 64)), 4),
     "torchvision swin v2": (lambda: _swin(True, (64, 72)), 4),
+    "torchvision swin on video": (_video_swin, 4),
     "torch encoder": (lambda: _encoder(True), 2),
     "torch encoder, batch second": (lambda: _encoder(False), 2),
     "torch attention, widths of its own": (lambda: on_tokens(CrossAttention(bias=True)), 1),
@@ -197,6 +243,20 @@ FAMILIES: dict[str, tuple[Callable[[], tuple[nn.Module, Tensor]], int]] = {  # a
     "transformers dinov2 with registers": (lambda: _hugging("Dinov2WithRegisters"), 2),
     "transformers swin": (lambda: _hugging("Swin"), 4),
     "transformers swin, eager": (lambda: _hugging("Swin", attn_implementation="eager"), 4),
+    "transformers ijepa": (lambda: _hugging_features("IJepaModel"), 2),
+    "transformers beit": (lambda: _hugging_features("BeitModel", use_relative_position_bias=True), 2),
+    "transformers clip": (lambda: _hugging_features("CLIPVisionModel"), 2),
+    "transformers clip, eager": (lambda: _hugging_features("CLIPVisionModel", attn_implementation="eager"), 2),
+    "transformers siglip": (lambda: _hugging_features("SiglipVisionModel"), 3),
+    "transformers yolos": (
+        lambda: _hugging_features("YolosModel", image_size=[16, 16], num_detection_tokens=3),
+        2,
+    ),
+    "transformers vivit": (lambda: _hugging_features("VivitModel", frames=4, tubelet_size=[2, 8, 8]), 2),
+    "transformers videomae": (lambda: _hugging_features("VideoMAEModel", frames=4), 2),
+    "transformers detr": (lambda: (Detr(), torch.randn(2, 7, 24)), 2),
+    "transformers timesformer": (lambda: _hugging_features("TimesformerModel", frames=4), 4),
+    "transformers dinov3": (lambda: _hugging_features("DINOv3ViTModel", num_register_tokens=2), 2),
     "ultralytics attention": (lambda: _ultralytics("PSABlock"), 4),
     "ultralytics area attention": (lambda: _ultralytics("ABlock", area=4), 4),
     "own": (lambda: (Own(), torch.randn(2, 7, 24)), 2),
@@ -213,7 +273,7 @@ WITHOUT_MLP = (
     "own, in blocks",
 )
 WITHOUT_MLP += ("torch attention, widths of its own", "torch attention, widths of its own, no bias")
-WITHOUT_MLP += ("ultralytics attention", "ultralytics area attention")
+WITHOUT_MLP += ("ultralytics attention", "ultralytics area attention", "transformers detr")
 
 
 def family(name: str, seed: int = 0) -> tuple[nn.Module, Tensor]:

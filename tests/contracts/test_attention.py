@@ -177,7 +177,8 @@ def test_target_says_what_is_offered(target: dict[str, bool]) -> None:
     assert kinds == set(target)
     off = {"attention", "mlp"} - kinds
     assert {r.reason for r in groups.refused if r.kind in off} >= {f"target.{kind} is off" for kind in off}
-    assert {g.kind for g in compress.find_groups(model, x, Target())} == {"mlp"}, "inner channels are theirs as well"
+    assert {g.kind for g in compress.find_groups(model, x, Target())} == {"attention", "mlp"}, "auto: all of them"
+    assert {g.kind for g in compress.find_groups(model, x, Target(channels=True))} == {"mlp"}
 
 
 def test_parameters_and_multiply_adds_of_table_4_3() -> None:

@@ -148,9 +148,9 @@ def test_attention_that_cannot_be_scored_apart_says_what_would_help() -> None:
     [
         (["heads", "per_head"], r"whole heads and dimensions within them cannot be cut at the same time.* Prune twice"),
         (["heads", "qk"], r"expected heads alone, or some of qk, v, per_head"),
-        ("head", r"expected true, false, or some of qk, v, per_head, heads, as \[qk, v\]; got 'head'"),
-        ([], r"expected true, false, or some of"),
-        (2, r"expected true, false, or some of .*; got 2"),
+        ("head", r"expected true, false, auto, or some of qk, v, per_head, heads, as \[qk, v\]; got 'head'"),
+        ([], r"expected true, false, auto, or some of"),
+        (2, r"expected true, false, auto, or some of .*; got 2"),
     ],
 )
 def test_wrong_words_for_attention(value: Any, message: str) -> None:

@@ -38,8 +38,18 @@ NAMES += ["timm vit, table of relative positions", "timm vit, shared relative po
 NAMES += ["timm twins", "torch encoder", "torch attention, widths of its own"]
 NAMES += ["torch attention, widths of its own, no bias"]
 
+NEWER = ["transformers ijepa", "transformers beit", "transformers clip", "transformers clip, eager"]
+NEWER += ["transformers siglip", "transformers yolos", "transformers vivit", "transformers videomae"]
+NEWER += ["transformers detr", "timm davit", "torchvision swin on video"]
+VALUES_ALONE = {  # ways to cut attention whose queries and keys stay whole, or have the width of the values
+    "transformers timesformer": ["together", "heads", "everything, by heads"],
+    "transformers dinov3": ["together", "qk and v", "heads", "everything"],
+}
+
 # Heads of EfficientViT are modules, not a dimension of a tensor.
 CASES = [(name, way) for name in NAMES for way in WAYS if not (name == "timm efficientvit" and "heads" in way)]
+
+CASES += [(name, way) for name in NEWER for way in ("together", "all apart", "everything", "everything, by heads")]
 
 
 @pytest.mark.parametrize(("name", "way"), CASES)
@@ -51,6 +61,18 @@ def test_random_unequal_widths_are_exact(name: str, way: str, tmp_path: Path) ->
     assert not [r for r in groups.refused if "does not run" in r.reason or "differ" in r.reason]
     parts = {g.attention_part for g in groups if g.kind == "attention"}
     assert parts == {"qk", "v"} or way not in ("qk and v", "all apart", "everything")
+    check_random_plans(model, x, groups, PLANS, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "way"), [(name, way) for name, ways in VALUES_ALONE.items() for way in ways])
+def test_attention_that_is_cut_in_part_is_exact(name: str, way: str, tmp_path: Path) -> None:
+    model, x = family(name)
+    groups = compress.find_groups(model, x, Target(**WAYS[way]))
+    kind = "heads" if "heads" in way else "attention"
+    assert sum(g.kind == kind for g in groups) == FAMILIES[name][1], groups.refused
+    parts = {g.attention_part for g in groups if g.kind == "attention"}
+    assert parts <= ({"v"} if "dinov3" in name else {"qkv"})
+    assert not [r for r in groups.refused if "does not run" in r.reason or "differ" in r.reason]
     check_random_plans(model, x, groups, PLANS, tmp_path)
 
 

@@ -19,7 +19,7 @@ from compress.graph.atoms import Atoms, TracedTensor
 from compress.graph.rules import registry
 from compress.pipeline.export import export_network
 from compress.recipe import Budget, Export, ExportFormat, SearchConfig, search_config
-from compress.recipe.sections import BudgetUnit
+from compress.recipe.budget_section import BudgetUnit
 from compress.report import charts, page
 from compress.report.group_table import GroupColumn
 from compress.report.svg import KEPT, chart_section, inline_svg, new_figure

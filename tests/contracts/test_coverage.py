@@ -76,16 +76,17 @@ def test_half_of_a_known_network_is_exact(name: str) -> None:
     assert sum(p.numel() for p in pruned.model.parameters()) == pruned.report.pruned.params
 
 
-def test_half_of_convnext_v2_is_exact_by_its_streams() -> None:
-    """Inner channels are mixed by GRN, and refused; a stream and its norms are not."""
+@pytest.mark.parametrize("inner", [True, False])
+def test_half_of_convnext_v2_is_exact(inner: bool) -> None:
+    """By inner channels, whose GRN keeps the dense mean, and by streams with their norms."""
     torch.manual_seed(0)
     model = timm.create_model("convnextv2_atto").double().eval()
     with torch.no_grad():
         for p in model.parameters():
             p += 0.02 * torch.randn_like(p)  # what GRN is multiplied with is zero at first
     x = torch.randn(2, 3, 64, 64).double()
-    pruned = compress.prune(model, RECIPE | {"target": {"embedding": True}}, example_inputs=x)
-    assert {row.kind for row in pruned.report.groups} == {"embedding"}
+    pruned = compress.prune(model, RECIPE | {"target": {"channels": inner, "embedding": not inner}}, example_inputs=x)
+    assert {row.kind for row in pruned.report.groups} == ({"channels"} if inner else {"embedding"})
     assert distance(run(pruned.plan.zero_(copy.deepcopy(model)), x), run(pruned.model, x)) <= 1e-10
     assert 0.45 * pruned.report.dense.macs <= pruned.report.pruned.macs <= 0.5 * pruned.report.dense.macs
 

@@ -18,7 +18,8 @@ from helpers.detectors import data_of, make_pictures
 from helpers.documents import blocks, commands
 from helpers.tiny_detectors import config_of, detector_that_detects
 
-RUN_ELSEWHERE = {"quickstart", "features"}  # tests/cli/test_app.py, tests/mmdet/test_detector_files.py
+# tests/cli/test_app.py, tests/mmdet/test_detector_files.py, tests/yolo/test_yolo_commands.py
+RUN_ELSEWHERE = {"quickstart", "features", "--yolo"}
 
 
 def told(detectors: bool) -> list[list[str]]:
@@ -65,11 +66,17 @@ def test_commands_for_networks_run(
     save_file(dense.state_dict(), "r50.safetensors")
     exporter.export(dense, "dense.onnx", torch.randn(2, 1, 8, 8), timing=Timing(repeats=3))
     for words in told(detectors=False):
-        mine = swap(words, model="compress.cli.quickstart:Network", data="digits")
+        mine = swap(words, data="digits", calibration="digits")
+        if "--task" in words:
+            mine = swap(mine, model="helpers.shapes:small_deeplab", task="helpers.shapes:mask_task")
+        elif "compress.cells:digits_network" not in words:  # which is small, and has the choices of its recipe
+            mine = swap(mine, model="compress.cli.quickstart:Network")
         if "--recipe" in words:
             name = words[words.index("--recipe") + 1]
             mine = swap(mine, recipe=shortened(name, tmp_path / f"{name}.yaml"))
-        if "--model" in words and "--data" not in words:
+        if words[0] == "landscape":
+            mine += ["--resolution", "3", "--variance-resolution", "3"]
+        if "--model" in words and not {"--data", "--task"} & {*words}:
             mine += ["--input", "1,1,8,8"]
         run(mine, monkeypatch, capsys)
     left = {path.name for path in tmp_path.rglob("*")}

@@ -28,6 +28,6 @@ def test_import_does_not_load_a_library_that_is_needed_only_sometimes(library: s
 
 
 def test_import_does_not_load_rooms_that_are_needed_only_sometimes(loaded_modules: set[str]) -> None:
-    rooms = ("compress.cli", "compress.exporters", "compress.mmdet")
+    rooms = ("compress.cli", "compress.exporters", "compress.hf", "compress.mmdet", "compress.yolo")
     assert "compress.api" in loaded_modules
     assert not {name for name in loaded_modules if name.startswith(rooms)}

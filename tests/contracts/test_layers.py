@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 # Bottom to top. A room may import from the rooms before it.
 LAYERS = [
+    "source_tree",
     "startup",
     "version",
     "errors",
@@ -22,6 +23,7 @@ LAYERS = [
     "storage",
     "recipe",
     "modules",
+    "cells",
     "graph",
     "surgery",
     "budget",
@@ -31,23 +33,31 @@ LAYERS = [
     "exporters",
     "report",
     "mmdet",
+    "hf",
+    "yolo",
     "pipeline",
     "api",
+    "diagnostics",
+    "tradeoffs",
     "session",
     "__init__",
     "cli",
     "__main__",
 ]
 # Rooms that need packages which not everybody has: others import them inside functions, when they are asked for.
-OPTIONAL_ROOMS = {"exporters", "mmdet"}
+OPTIONAL_ROOMS = {"exporters", "hf", "mmdet", "yolo"}
 # Libraries that may be imported inside a function: optional extras, those of one platform, and those that are slow to
 # import and rarely needed.
 OPTIONAL_LIBRARIES = {
-    *("mmcv", "mmdet", "mmengine", "onnx", "onnxruntime", "onnxscript", "onnxslim", "tensorboard", "torch_pruning"),
+    *("mmcv", "mmdet", "mmengine", "onnx", "onnxruntime", "onnxscript", "onnxslim", "pycocotools", "tensorboard"),
+    *("torch_pruning",),
     *("fcntl", "msvcrt"),
-    *("accelerate", "matplotlib", "PIL", "sklearn", "timm", "torchvision", "transformers", "ultralytics"),
+    *("accelerate", "deepspeed", "matplotlib", "PIL", "sklearn", "timm", "torchvision", "transformers", "ultralytics"),
 }
-SLOW_MODULES = {"torch.utils.flop_counter"}  # of a library that is loaded anyway
+SLOW_MODULES = {  # of a library that is loaded anyway
+    *("torch.utils.flop_counter", "torch.distributed.device_mesh", "torch.distributed.fsdp"),
+    "torch.distributed.tensor",
+}
 
 MOST_FILES = 18  # in a room, apart from its __init__
 # Words that a docstring's first line must not start with: it describes what the object does, for an API index.

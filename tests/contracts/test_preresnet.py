@@ -12,7 +12,16 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.models import PreResNet, preresnet164, preresnet164_cifar100
-from benchmarks.preresnet import MIN_KEEP, THESIS_MACS, CostRange, cost_range, find_inner_groups, uniform_widths
+from benchmarks.preresnet import (
+    MIN_KEEP,
+    THESIS_MACS,
+    CostRange,
+    cost_range,
+    find_inner_groups,
+    find_thesis_groups,
+    split_widths,
+    uniform_widths,
+)
 from cases import distance, randomise_, run
 from compress import Plan
 from compress.graph import Groups
@@ -127,3 +136,18 @@ def test_macs_of_the_thesis_are_reachable(data: str, left: float) -> None:
         int(cost.macs(cached_cost_range(left).cheapest)) < thesis_macs < int(cost.macs(cached_cost_range(left).dearest))
     )
     assert int(cost.macs(uniform_widths(cost, left))) < 0.7 * thesis_macs
+
+
+def test_splits_of_all_channels_that_the_thesis_counts_bracket_its_macs() -> None:
+    """By hand: 10 % of the inner channels and 55 % of the selections gone leave 1.83e8, 20 % and 80 % 1.42e8."""
+    groups = find_thesis_groups(preresnet164().eval())
+    assert groups.cost.widths.sum() == 12112
+
+    def macs(left: float, inner_pruned: float) -> float:
+        return float(groups.cost.macs(split_widths(groups, left, inner_pruned)))
+
+    assert macs(0.6, 0.1) == pytest.approx(1.83e8, rel=0.01)
+    assert macs(0.4, 0.2) == pytest.approx(1.42e8, rel=0.02)
+    assert macs(0.4, 0.3) == pytest.approx(1.18e8, rel=0.02)
+    assert macs(0.6, 0.1) < THESIS_MACS["cifar10"][40] < macs(0.6, 0.0)
+    assert macs(0.4, 0.3) < THESIS_MACS["cifar10"][60] < macs(0.4, 0.2)

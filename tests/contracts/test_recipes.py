@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import jsonschema
 import pytest
@@ -16,7 +17,9 @@ import yaml
 from torch import nn
 
 import compress
-from compress.recipe import Recipe, packaged_recipes
+from compress.recipe import Recipe, packaged_recipes, search_config
+from compress.search import base as search_base
+from helpers.shapes import small_deeplab
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,10 +56,39 @@ def _lenet() -> nn.Module:
     return LeNet5()
 
 
+def _darts() -> nn.Module:
+    return compress.cells.darts_network(4, 3, 10)
+
+
+def _hugging_face(name: str) -> nn.Module:
+    from helpers import hugging_face
+
+    model: nn.Module = hugging_face.build(name)
+    return model
+
+
+def _batches(name: str, shape: tuple[int, ...], classes: int) -> list[Any]:
+    """Return two batches; those of Hugging Face's models with labels of their own are dicts."""
+    if model := {"segformer_half": "segformer", "detr_half": "detr"}.get(name):
+        from helpers import hugging_face
+
+        return hugging_face.batches(model, 2)
+    return [(torch.randn(4, *shape), torch.randint(0, classes, (4,))) for _ in range(2)]
+
+
 RUNS: dict[str, tuple[Any, tuple[int, ...], int]] = {
+    **{f"darts_cifar10_{method}": (_darts, (3, 8, 8), 10) for method in ("rarts", "darts1", "darts2", "bayesnas")},
+    "nats_cifar10_rarts": (lambda: compress.cells.nats_network(4, 1, 10), (3, 8, 8), 10),
+    "cells_quickstart": (compress.cells.digits_network, (1, 8, 8), 10),
     "magnitude_half": (_cifar, (3, 32, 32), 10),
+    "repair_half": (_cifar, (3, 32, 32), 10),
+    "unet_half": (small_deeplab, (3, 32, 32), 3),
     "quickstart": (_digits, (1, 8, 8), 10),
     "lenet5_bayes_compress": (_lenet, (1, 28, 28), 10),
+    "resnet18_bayes_compress": (_cifar, (3, 32, 32), 10),
+    "resnet20_cifar10_aps": (_cifar, (3, 32, 32), 10),
+    "resnet56_cifar10_aps": (_cifar, (3, 32, 32), 10),
+    "default": (_cifar, (3, 32, 32), 10),
     "resnet_cifar_bayesnas": (_cifar, (3, 32, 32), 10),
     "resnet_cifar_netslim": (_cifar, (3, 32, 32), 10),
     "mobilenetv2_netslim": (lambda: torchvision.models.mobilenet_v2(num_classes=10), (3, 64, 64), 10),
@@ -66,6 +98,8 @@ RUNS: dict[str, tuple[Any, tuple[int, ...], int]] = {
     "preresnet164_cifar100_40": (_preresnet, (3, 32, 32), 10),
     "preresnet164_cifar100_60": (_preresnet, (3, 32, 32), 10),
     "deit_s_imagenet_50": (_vit, (3, 32, 32), 10),
+    "segformer_half": (lambda: _hugging_face("segformer"), (3, 32, 32), 3),
+    "detr_half": (lambda: _hugging_face("detr"), (3, 32, 32), 3),
     "vit_tiny_quickstart": (_vit, (3, 32, 32), 10),
     **{f"swin_t_{d}_{p}": (_swin, (3, 32, 32), 10) for d in ("cifar100", "imagenet20") for p in (20, 40, 60, 80)},
     "resnet50_imagenet_netslim": (lambda: torchvision.models.resnet50(num_classes=10), (3, 64, 64), 10),
@@ -73,25 +107,34 @@ RUNS: dict[str, tuple[Any, tuple[int, ...], int]] = {
 
 
 @pytest.mark.filterwarnings("ignore:no score reached zero")  # two steps are not enough for it
-@pytest.mark.parametrize("name", [name for name, path in packaged_recipes().items() if path.parent.name != "mmdet"])
+@pytest.mark.parametrize(
+    "name",
+    [n for n, path in packaged_recipes().items() if path.parent.name != "mmdet" and not n.startswith("yolo_")],
+)  # tests/mmdet/test_commands.py and tests/yolo/test_yolo_commands.py run the others
 def test_recipe_runs_in_shortened_form(name: str) -> None:
     make, shape, classes = RUNS[name]
     torch.manual_seed(0)
     model = make().eval()
-    data = [(torch.randn(4, *shape), torch.randint(0, classes, (4,))) for _ in range(2)]
+    data = _batches(name, shape, classes)
     short = {"extends": name, "timing": {"repeats": 3}, "data": {"source": None}}
     full = Recipe.load(name)
     for section in ("search", "finetune"):
         if (full.search.length if section == "search" else full.finetune) is not None:
             short[section] = {"epochs": "2 steps"}
-    pruned = compress.prune(model, short, train=data, val=data, quiet=True)
+    if full.finetune is not None and full.finetune.cells is not None:
+        short["finetune"] |= {"cells": 1, "channels": 4}
+    inputs: dict[str, Any] = {"train": data, "val": data}
+    if name == "unet_half":
+        masks = [(x, torch.randint(0, classes, (len(x), *shape[1:]))) for x, _ in data]
+        inputs = {"task": compress.Segmentation(masks, masks)}
+    pruned = compress.prune(model, short, **inputs, quiet=True)
     report, unit = pruned.report, full.budget.unit
     if unit == "auto":
         assert report.pruned.macs <= report.dense.macs
     elif unit == "dims":
-        assert sum(g.kept for g in report.groups) <= full.budget.left * sum(g.width for g in report.groups)
+        assert sum(g.kept for g in report.groups) <= full.budget.limits[unit] * sum(g.width for g in report.groups)
     else:
-        assert getattr(report.pruned, unit) <= full.budget.left * getattr(report.dense, unit)
+        assert getattr(report.pruned, unit) <= full.budget.limits[unit] * getattr(report.dense, unit)
     shorter = Recipe.load(short)
     assert (
         shorter.model_copy(
@@ -144,44 +187,40 @@ def test_example_runs(script: str, argument: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir()), "an example leaves no files behind"
 
 
+@mock.patch.dict(search_base._REGISTRY)
+@mock.patch.dict(search_config._CONFIGS)
 def test_a_users_own_search_runs_from_a_recipe() -> None:
     from pydantic import Field
     from torch import Tensor
 
-    from compress.search.base import _REGISTRY
-
     class BiasConfig(compress.SearchConfig):
         power: float = Field(1.0)
 
-    try:
+    @compress.register_search("first_come")
+    class FirstCome(compress.Search):
+        """Keeps the first dimensions of each group."""
+
+        Config = BiasConfig
+
+        def importance(self) -> dict[str, Tensor]:
+            return {g.name: -(torch.arange(g.width).float() ** self.config.power) for g in self.job.groups}
+
+    recipe = {"budget": {"dims": "50%"}, "search": {"method": "first_come", "power": 2.0}, "timing": {"repeats": 3}}
+    pruned = compress.prune(_digits(), recipe, example_inputs=torch.randn(1, 1, 8, 8), quiet=True)
+    assert all(kept == list(range(len(kept))) for kept in pruned.plan.keep.values())
+    assert "search_first_come" in Recipe.schema_for_editors()["$defs"]
+    with pytest.raises(compress.RecipeError, match=r"search\.powr: expected one of method, ranking, power"):
+        Recipe.load({**recipe, "search": {"method": "first_come", "powr": 1}})
+    with pytest.raises(ValueError, match="search first_come: the name is taken by"):
 
         @compress.register_search("first_come")
-        class FirstCome(compress.Search):
-            """Keeps the first dimensions of each group."""
-
-            Config = BiasConfig
-
+        class Other(compress.Search):
             def importance(self) -> dict[str, Tensor]:
-                return {g.name: -(torch.arange(g.width).float() ** self.config.power) for g in self.job.groups}
+                return {}
 
-        recipe = {"budget": {"dims": "50%"}, "search": {"method": "first_come", "power": 2.0}, "timing": {"repeats": 3}}
-        pruned = compress.prune(_digits(), recipe, example_inputs=torch.randn(1, 1, 8, 8), quiet=True)
-        assert all(kept == list(range(len(kept))) for kept in pruned.plan.keep.values())
-        assert "search_first_come" in Recipe.schema_for_editors()["$defs"]
-        with pytest.raises(compress.RecipeError, match=r"search\.powr: expected one of method, ranking, power"):
-            Recipe.load({**recipe, "search": {"method": "first_come", "powr": 1}})
-        with pytest.raises(ValueError, match="search first_come: the name is taken by"):
-
-            @compress.register_search("first_come")
-            class Other(compress.Search):
-                def importance(self) -> dict[str, Tensor]:
-                    return {}
-
-        with pytest.raises(TypeError, match=r"expected a class derived from compress.Search"):
-            compress.register_search("no")(dict)  # type: ignore[type-var]
-        with pytest.raises(TypeError, match="expected Config to derive from SearchConfig"):
-            compress.register_search("no")(type("No", (compress.Search,), {"Config": dict}))
-        with pytest.raises(TypeError, match="FirstCome does not train"):
-            FirstCome(BiasConfig(method="first_come"), None).step(None)  # type: ignore[arg-type]
-    finally:
-        _REGISTRY.pop("first_come", None)
+    with pytest.raises(TypeError, match=r"expected a class derived from compress.Search"):
+        compress.register_search("no")(dict)  # type: ignore[type-var]
+    with pytest.raises(TypeError, match="expected Config to derive from SearchConfig"):
+        compress.register_search("no")(type("No", (compress.Search,), {"Config": dict}))
+    with pytest.raises(TypeError, match="FirstCome does not train"):
+        FirstCome(BiasConfig(method="first_come"), None).step(None)  # type: ignore[arg-type]

@@ -36,6 +36,7 @@ def test_interrupted_run_resumes_to_the_same_bits(after: int, undisturbed: compr
     strip = [{k: v for k, v in record.items() if k != "lr"} for record in again.report.history]
     assert strip == undisturbed.report.history
     assert again.report.scores == undisturbed.report.scores
+    assert again.report.costs == undisturbed.report.costs != []
 
 
 def test_resumed_run_keeps_the_date_of_its_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +113,9 @@ def test_interruption_says_in_which_stage_and_how_to_go_on(tmp_path: Path, capsy
             assert f"interrupted in stage {stage}; nothing was saved because there is no workdir" in said
 
 
-@pytest.mark.parametrize("stage", ["find_groups", "choose_widths", "slice_", "compare_latency_in_batches"])
+@pytest.mark.parametrize(
+    "stage", ["run.find_groups", "run.choose_widths", "run.slice_", "report_updates.compare_latency_in_batches"]
+)
 def test_interruption_outside_the_trainings_leaves_model_and_directory_good(
     stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: compress.Pruned
 ) -> None:
@@ -125,7 +128,7 @@ def test_interruption_outside_the_trainings_leaves_model_and_directory_good(
     before = snapshot(model)
     train, val = small_loaders()
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(f"compress.pipeline.run.{stage}", stop)
+        patch.setattr(f"compress.pipeline.{stage}", stop)
         compress.prune(model, SHORT_RECIPE, train=train, val=val, workdir=tmp_path, quiet=True)
     assert same_snapshot(before, snapshot(model))
     train, val = small_loaders()

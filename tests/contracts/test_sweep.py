@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import compress
 from benchmarks import sweep, sweep_checks, sweep_networks
 from cases import CASES, build, example, groups_of
 from compress.graph import Groups
@@ -124,6 +125,15 @@ def test_summary_counts_pairs_plans_and_failures() -> None:
         "half of the MACs: differs; 3 of 4 plans: differs; 12 forward passes",
         "hang: not finished after 300 s",
     ]
+
+
+def test_a_cut_in_the_head_of_a_detector_is_seen() -> None:
+    """The head runs behind a filter of boxes, so it is compared by its own outputs."""
+    pytest.importorskip("torchvision")
+    network = sweep_networks.build_example("torchvision/fasterrcnn_mobilenet_v3_large_320_fpn")
+    groups = compress.find_groups(network.model, network.inputs)
+    outcome = sweep_checks.Comparison(network, groups).check({"roi_heads.box_head.fc6": np.arange(8)})
+    assert outcome.status == "exact" and 0.01 < outcome.effect < float("inf")
 
 
 def test_every_module_of_timm_has_a_network() -> None:

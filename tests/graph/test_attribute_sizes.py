@@ -160,3 +160,26 @@ def test_sizes_remember_their_attributes_through_arithmetic() -> None:
         assert type(copy.deepcopy(model.left)) is int and not numeric
         assert math.isclose(model.right**-0.5, 10**-0.5) and numeric == {right}
     assert type(model.left) is int and model.sizes == (6, 10) and type(model.sizes[0]) is int
+
+
+class ViewByAttribute(nn.Module):
+    """A bias in a shape that an attribute holds, with -1 for the width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape = (1, -1, 1, 1)
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+        self.bias = nn.Parameter(torch.randn(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(torch.tanh(self.first(x) + self.bias.view(self.shape)))
+        return out
+
+
+def test_minus_one_in_an_attribute_follows_no_width() -> None:
+    model = ViewByAttribute()
+    groups = compress.find_groups(model, torch.randn(1, 3, 8, 8))
+    assert [g.name for g in groups] == ["first"]
+    plan = compress.Plan.build(model, groups, {"first": [1, 4, 5]})
+    assert "" not in plan.attributes
+    assert plan.apply_(model).shape == (1, -1, 1, 1)

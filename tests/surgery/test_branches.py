@@ -298,7 +298,7 @@ def test_output_layer_only_accepts_its_input_by_name() -> None:
 
 def test_compensation_leaves_removed_branches_alone() -> None:
     with pytest.raises(compress.RecipeError, match="compensate: a branch that is removed has no reader"):
-        compress.Recipe.load({"budget": {"macs": "50%"}, "compensate": True, "target": {"branches": True}})
+        compress.Recipe.load({"budget": {"macs": "50%"}, "compensate": "mean", "target": {"branches": True}})
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -201,7 +201,7 @@ def test_model_runs_as_it_did_while_means_are_measured() -> None:
 @pytest.mark.parametrize("name", ["chain", "residual_stream", "depthwise_separable", "convolutions_with_bias"])
 def test_created_biases_survive_saving(name: str, tmp_path: Path) -> None:
     case = CASES[name]
-    recipe = {"budget": {"dims": "60%"}, "target": {"residual": True}, "compensate": True}
+    recipe = {"budget": {"dims": "60%"}, "target": {"residual": True}, "compensate": "mean"}
     saved = compress.prune(build(case), recipe, example_inputs=example(case))
     x = example(case)
     plain = compress.prune(build(case), recipe | {"compensate": False}, example_inputs=x)
@@ -214,7 +214,7 @@ def test_created_biases_survive_saving(name: str, tmp_path: Path) -> None:
 
 def test_compensated_plan_composes_with_a_second_cut() -> None:
     case = CASES["chain"]
-    recipe = {"budget": {"dims": "70%"}, "compensate": True}
+    recipe = {"budget": {"dims": "70%"}, "compensate": "mean"}
     model, x = build(case), example(case)
     once = compress.prune(model, recipe, example_inputs=x)
     twice = compress.prune(once.model, recipe, example_inputs=x)
@@ -228,7 +228,7 @@ def test_compensated_plan_composes_with_a_second_cut() -> None:
 
 def test_report_says_that_means_were_folded() -> None:
     model = nn.Sequential(cbr(3, 6), cbr(6, 5), head(5)).eval()
-    recipe = {"budget": {"macs": "50%"}, "compensate": True}
+    recipe = {"budget": {"macs": "50%"}, "compensate": "mean"}
     done = compress.prune(model, recipe, example_inputs=torch.randn(1, 3, 8, 8))
     assert any("means of dropped dimensions" in note for note in done.report.notes)
     assert done.report.pruned.params == sum(p.numel() for p in done.model.parameters())

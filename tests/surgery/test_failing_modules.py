@@ -89,3 +89,27 @@ def test_reason_names_the_module_and_its_error() -> None:
     groups = compress.find_groups(Blocks(["shape"]), torch.randn(2, 5))
     reason = next(r.reason for r in groups.refused if r.name == "blocks.0.first")
     assert "the code of blocks.0 does not run at another width" in reason and "shape" in reason
+
+
+class FixedAttribute(nn.Module):
+    """Its code reshapes by an attribute that cannot be changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = 8
+        self.first, self.second = nn.Linear(5, 8), nn.Linear(8, 3)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "width" and name in vars(self):
+            raise ValueError("the width is fixed")
+        super().__setattr__(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(torch.tanh(self.first(x)).view(-1, self.width))
+        return out
+
+
+def test_model_that_cannot_be_sliced_is_refused() -> None:
+    groups = compress.find_groups(FixedAttribute(), torch.randn(2, 5))
+    assert not len(groups)
+    assert any("cannot be sliced: ValueError: the width is fixed" in r.reason for r in groups.refused)

@@ -21,6 +21,8 @@ from cases.networks_plain import cbr, head
 from compress.graph import Groups
 from compress.graph.group import Group, Slot
 from compress.recipe import Target
+from compress.surgery import Plan
+from compress.surgery.compare_outputs import depends_on_rounding
 from compress.surgery.masking import MIN_KEPT_ROWS, masked_reference
 from compress.surgery.verify import verify_groups
 from helpers.width_dependent import WidthDependent
@@ -75,9 +77,9 @@ def found(name: str) -> tuple[nn.Module, Groups]:
 
 
 def planted(groups: Groups, group: Group, slots: tuple[Slot, ...]) -> Groups:
-    """Return the same groups with other slots for one of them."""
+    """Return the same groups as tracing left them, with other slots for one of them."""
     offered = [replace(g, slots=slots) if g is group else g for g in groups.offered]
-    return replace(groups, offered=offered, refused=[], attributes=list(groups.attributes))
+    return replace(groups, offered=offered, refused=[], attributes=list(groups.attributes), num_passes=1)
 
 
 def refused(model: nn.Module, groups: Groups) -> list[str]:
@@ -247,3 +249,29 @@ def test_masked_reference_computes_what_the_zeroed_network_does(name: str) -> No
     assert torch.allclose(masked, zeroed, rtol=1e-9, atol=1e-12)
     with torch.no_grad():
         assert not torch.allclose(model(x), zeroed)  # and afterwards it is as it was
+
+
+class Selecting(nn.Module):
+    """A traced stack of layers, and code that keeps some columns of its output: by last digits, or by signs."""
+
+    def __init__(self, digits: bool) -> None:
+        super().__init__()
+        self.stack = nn.Sequential(nn.Linear(8, 24), nn.ReLU(), nn.Linear(24, 8))
+        self.digits = digits
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stack(x)
+        return y[:, : 2 + int(y.double().sum() * 1e15) % 5] if self.digits else y[:, (y.sum(0) > 0).nonzero()[:, 0]]
+
+
+@pytest.mark.parametrize("digits", [True, False])
+def test_code_that_depends_on_rounding_is_told_from_code_that_depends_on_values(digits: bool) -> None:
+    torch.manual_seed(0)
+    model = Selecting(digits)
+    groups = compress.find_groups(model, torch.randn(4, 8))
+    assert [group.name for group in groups] == ["stack.0"]
+    assert groups.untraced_model is not None, "its code depends on values"
+    plan = Plan.build(model, groups, {"stack.0": np.arange(12)})
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    assert depends_on_rounding(model, groups, plan, groups.untraced_model) is digits
+    assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

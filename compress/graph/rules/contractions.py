@@ -21,6 +21,8 @@ def _read(atoms: Atoms, x: TracedTensor, x_ids: AtomIds | None, weight: TracedTe
     """Record that `columns` of `weight` are contracted with the dimension `x_ids` of `x`."""
     if not x.scales_with_rows:
         atoms.mark(x_ids, Mark.CHANGED_BEFORE_READ)
+    if not x.is_zero_with_rows:
+        atoms.mark(x_ids, Mark.NONZERO_BEFORE_READ)
     if x_ids is None:
         return atoms.freeze(columns, "reads a tensor of fixed size")
     if columns is None:
@@ -75,6 +77,7 @@ def convolution(atoms: Atoms, call: OperatorCall) -> TracedTensor | list[TracedT
         call.shape,
         [x.atom_ids[0], out, *[None] * len(spatial)],
         scales_with_rows=weight.is_parameter and groups == 1,
+        keeps_zeros=weight.is_parameter,
     )
 
 

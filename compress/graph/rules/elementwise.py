@@ -34,6 +34,7 @@ def rectify(atoms: Atoms, call: OperatorCall) -> TracedTensor:
         list(x.atom_ids),
         is_constant=x.is_constant,
         scales_with_rows=x.scales_with_rows and call.op == "relu",
+        keeps_zeros=x.is_zero_with_rows and (call.op == "relu" or call["min_val"] <= 0 <= call["max_val"]),
     )
     if len(x.shape) > 2:
         atoms.mark(out.atom_ids[-1], Mark.TOKENS)
@@ -54,6 +55,16 @@ ELEMENTWISE = (
 )
 
 
+_ZERO_AT_ZERO = (
+    "native_dropout neg abs square sqrt sign sgn sin tan tanh erf expm1 log1p hardswish silu gelu elu selu celu relu6 "
+    "leaky_relu rrelu _prelu_kernel softsign mish hardshrink softshrink round floor ceil trunc nan_to_num"
+)
+ZERO_AT_ZERO = frozenset(_ZERO_AT_ZERO.split())
+SUMS = ("add", "sub", "subtract")
+PRODUCTS = ("mul", "multiply")
+QUOTIENTS = ("div", "divide", "true_divide")
+
+
 @rule(*ELEMENTWISE.split())
 def elementwise(atoms: Atoms, call: OperatorCall) -> TracedTensor:
     """Join the positions that broadcasting brings together."""
@@ -61,6 +72,7 @@ def elementwise(atoms: Atoms, call: OperatorCall) -> TracedTensor:
     out = broadcast(atoms, tensors, call.shape)
     out.contracted = next((t.contracted for t in tensors if t.contracted is not None), None)
     out.scales_with_rows = _scales_with_rows(atoms, call, tensors)
+    out.keeps_zeros = _keeps_zeros(call, tensors, out)
     if call.op == "add" and sum(not t.is_constant for t in tensors) > 1:
         for atom_ids in out.atom_ids:
             atoms.mark(atom_ids, Mark.ADDED)
@@ -74,16 +86,39 @@ def _scales_with_rows(atoms: Atoms, call: OperatorCall, tensors: Sequence[Traced
     scaling = [t for t in tensors if t.scales_with_rows]
     if call.op in ("native_dropout", "neg"):
         return bool(scaling)
-    if call.op in ("add", "sub"):
-        return bool(scaling) and all(t.scales_with_rows or _is_bias(t, scaling[0]) for t in tensors)
-    if len(scaling) != 1 or call.op not in ("mul", "multiply", "div", "divide", "true_divide"):
+    if call.op in SUMS:
+        only_tensors = isinstance(call["other"], TracedTensor)
+        return bool(scaling) and only_tensors and all(t.scales_with_rows or _is_bias(t, scaling[0]) for t in tensors)
+    if call.op not in (*PRODUCTS, *QUOTIENTS):
         return False
-    for tensor in tensors:
-        if tensor.is_parameter:  # it multiplies rows that carry the score already, so it must not carry it again
-            for atom_ids in tensor.atom_ids:
-                atoms.mark(atom_ids, Mark.FACTOR)
-                atoms.mark(atom_ids, Mark.AFFINE)
-    return call.op in ("mul", "multiply") or scaling[0] is call["self"]
+    if sum(t.is_zero_with_rows for t in tensors) == 1:
+        for tensor in tensors:
+            if tensor.is_parameter:  # it multiplies rows that carry the score already, so it must not carry it again
+                for atom_ids in tensor.atom_ids:
+                    atoms.mark(atom_ids, Mark.FACTOR)
+                    atoms.mark(atom_ids, Mark.AFFINE)
+    return len(scaling) == 1 and (call.op in PRODUCTS or scaling[0] is call["self"])
+
+
+def _keeps_zeros(call: OperatorCall, tensors: Sequence[TracedTensor], out: TracedTensor) -> bool:
+    """Return whether the result is zero where the rows and biases that wrote one of the tensors are zero."""
+    zero = [t for t in tensors if t.is_zero_with_rows]
+    if call.op in ZERO_AT_ZERO:
+        return bool(zero)
+    if call.op in SUMS:
+        only_tensors = isinstance(call["other"], TracedTensor)
+        return bool(zero) and only_tensors and all(t.is_zero_with_rows or _is_bias(t, zero[0]) for t in tensors)
+    if call.op in PRODUCTS:
+        return any(_has_all_atoms_of(t, out) for t in zero)
+    if call.op in QUOTIENTS:
+        return any(t is call["self"] and _has_all_atoms_of(t, out) for t in zero)
+    return False
+
+
+def _has_all_atoms_of(tensor: TracedTensor, out: TracedTensor) -> bool:
+    """Return whether a tensor has positions of its own along each dimension of the result that can be cut."""
+    dims = [d - len(out.shape) for d, atom_ids in enumerate(out.atom_ids) if atom_ids is not None]
+    return all(-d <= len(tensor.shape) and tensor.atom_ids[d] is not None for d in dims)
 
 
 def _is_bias(tensor: TracedTensor, written: TracedTensor) -> bool:

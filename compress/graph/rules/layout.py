@@ -31,7 +31,11 @@ def pad(atoms: Atoms, call: OperatorCall) -> TracedTensor:
                 [atoms.new_frozen_atoms(before, reason), atom_ids[d], atoms.new_frozen_atoms(after, reason)]
             )
     return TracedTensor(
-        call.shape, atom_ids, is_constant=x.is_constant, scales_with_rows=x.scales_with_rows and not call["value"]
+        call.shape,
+        atom_ids,
+        is_constant=x.is_constant,
+        scales_with_rows=x.scales_with_rows and not call["value"],
+        keeps_zeros=x.is_zero_with_rows and not call["value"],
     )
 
 
@@ -99,6 +103,7 @@ def cat(atoms: Atoms, call: OperatorCall) -> TracedTensor:
             [ids if ids is not None else atoms.new_frozen_atoms(size, reason) for ids, size in parts]
         )
     out.scales_with_rows = all(t.scales_with_rows for t in tensors)
+    out.keeps_zeros = all(t.is_zero_with_rows for t in tensors)
     return out
 
 
@@ -229,7 +234,11 @@ def index(atoms: Atoms, call: OperatorCall) -> TracedTensor | list[TracedTensor]
     if call.op == "index_select":
         d = call["dim"] % len(x.shape)
         atoms.freeze(x.atom_ids[d], "is selected by index")
-        remaining = [None if i == d else atom_ids for i, atom_ids in enumerate(x.atom_ids)]
+        selected = None
+        if atoms.current_module in atoms.selective_norms and call["index"].is_parameter:
+            selected = call["index"].atom_ids[0]  # the index is cut with what it selects
+            atoms.mark(selected, Mark.SELECTED)
+        remaining = [selected if i == d else atom_ids for i, atom_ids in enumerate(x.atom_ids)]
         return TracedTensor(call.shape, remaining, is_constant=x.is_constant)
     indices = list(call["indices"] or []) if call.op == "index" else []
     dims = [d for d, index_tensor in enumerate(indices) if index_tensor is not None]
@@ -239,7 +248,7 @@ def index(atoms: Atoms, call: OperatorCall) -> TracedTensor | list[TracedTensor]
         atoms.freeze(x.atom_ids[d], "is selected by index")
         for atom_ids in indices[d].atom_ids:
             atoms.freeze(atom_ids, "is an index")
-    selected: list[AtomIds | None] = [None] * (len(call.shape) - len(x.shape) + len(dims))
+    results: list[AtomIds | None] = [None] * (len(call.shape) - len(x.shape) + len(dims))
     return TracedTensor(
-        call.shape, [*x.atom_ids[: dims[0]], *selected, *x.atom_ids[dims[-1] + 1 :]], is_constant=x.is_constant
+        call.shape, [*x.atom_ids[: dims[0]], *results, *x.atom_ids[dims[-1] + 1 :]], is_constant=x.is_constant
     )

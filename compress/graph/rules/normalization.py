@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from ..atoms import Atoms, BatchNormOutput, Mark, TracedTensor
+from ..atoms import Atoms, BatchNormOutput, Mark, NormInput, TracedTensor
 from .registry import RULES, OperatorCall, broadcast, freeze_dims, one_or_list, rule
 
 BATCH_NORMS = (
@@ -22,15 +23,33 @@ def batch_norm(atoms: Atoms, call: OperatorCall) -> TracedTensor:
     if call["training"]:  # statistics over everything but the channel
         freeze_dims(atoms, x, [d for d in range(len(x.shape)) if d != 1], "is averaged over by a batch norm")
     vectors = [call[name] for name in ("weight", "bias", "running_mean", "running_var")]
+    x = _selected_input(atoms, x, vectors)
     if x.atom_ids[1] is not None and not any(vectors):
         atoms.add_size_hint(x.shape[1], x.atom_ids[1])  # without tensors, only an attribute of the module has the width
     out = broadcast(atoms, [x, *_along_channels(vectors, len(x.shape))], x.shape)
     if isinstance(weight, TracedTensor) and weight.is_parameter:
         out.batch_norm = None if call["training"] else BatchNormOutput(weight.name, "")
         out.scales_with_rows = x.scales_with_rows and isinstance(call["bias"], TracedTensor)  # weight and bias scale
+        out.keeps_zeros = isinstance(call["bias"], TracedTensor)  # gates of the norm's weight and bias are zero, too
         for vector in vectors[:2] if x.scales_with_rows else ():
             atoms.mark(vector and vector.atom_ids[0], Mark.BATCH_AFFINE)
     return out
+
+
+def _selected_input(atoms: Atoms, x: TracedTensor, vectors: Sequence[TracedTensor | None]) -> TracedTensor:
+    """Give the channels that a norm may select atoms of their own; `resolve_selections_` joins the others again."""
+    given, module = x.atom_ids[1], atoms.current_module
+    own = next((v for v in vectors if v is not None and v.is_parameter), None)
+    if own is None or given is None or module is None:
+        return x
+    if module in atoms.selectable_norms | atoms.selective_norms:
+        atoms.mark(own.atom_ids[0], Mark.WRITTEN)  # the group of what it selects has the name of the norm
+    if module not in atoms.selectable_norms:
+        return x
+    selected = atoms.new(x.shape[1])
+    atoms.norm_inputs.append(NormInput(module, own.name, given, selected))
+    atom_ids = [selected if d == 1 else ids for d, ids in enumerate(x.atom_ids)]
+    return replace(x, atom_ids=atom_ids, scales_with_rows=False, keeps_zeros=False)
 
 
 def _along_channels(vectors: Sequence[TracedTensor | None], rank: int) -> list[TracedTensor]:
@@ -72,7 +91,7 @@ def layer_norm(atoms: Atoms, call: OperatorCall) -> TracedTensor:
     out = broadcast(atoms, [x, *affine], x.shape)
     if can_be_cut:  # with input, weight and bias at zero, the output is zero
         atoms.mark(x.atom_ids[-1], Mark.LAYER_NORMED)
-        out.scales_with_rows = x.scales_with_rows
+        out.scales_with_rows, out.keeps_zeros = x.scales_with_rows, x.is_zero_with_rows
         for tensor in affine:
             atoms.mark(tensor.atom_ids[-1], Mark.AFFINE)
     return out
@@ -92,11 +111,12 @@ REDUCTIONS = (
     "mean sum amax amin max min argmax argmin var std var_mean std_mean prod all any norm linalg_vector_norm "
     "logsumexp median"
 )
+ZERO_OF_ZEROS = ("mean", "sum", "amax", "amin", "var", "std", "norm", "linalg_vector_norm")
 
 
 @rule(*REDUCTIONS.split())
 def reduce(atoms: Atoms, call: OperatorCall) -> TracedTensor | list[TracedTensor]:
-    """Freeze the reduced dimensions, except for the norm of a vector, to which zeros add nothing."""
+    """Freeze the reduced dimensions, except for sums and norms of vectors, to which zeros add nothing."""
     tensors = call.tensors()
     if len(tensors) > 1:  # max(a, b) of two tensors
         return broadcast(atoms, tensors, call.shape)
@@ -104,7 +124,7 @@ def reduce(atoms: Atoms, call: OperatorCall) -> TracedTensor | list[TracedTensor
     if dims is None or dims == []:
         dims = range(len(x.shape))
     dims = {d % max(len(x.shape), 1) for d in ([dims] if isinstance(dims, int) else dims)}
-    if call.op == "linalg_vector_norm" and x.scales_with_rows:
+    if call.op in ("linalg_vector_norm", "sum") and x.is_zero_with_rows:
         for d in dims:
             atoms.mark(x.atom_ids[d], Mark.CONTRACTED)
             atoms.mark(x.atom_ids[d], Mark.VECTOR_NORMED)
@@ -114,7 +134,8 @@ def reduce(atoms: Atoms, call: OperatorCall) -> TracedTensor | list[TracedTensor
     for shape in call.shapes:
         keepdim = len(shape) == len(x.shape)
         atom_ids = [None if d in dims else ids for d, ids in enumerate(x.atom_ids) if d not in dims or keepdim]
-        outputs.append(TracedTensor(shape, atom_ids, is_constant=x.is_constant))
+        keeps_zeros = x.is_zero_with_rows and call.op in ZERO_OF_ZEROS
+        outputs.append(TracedTensor(shape, atom_ids, is_constant=x.is_constant, keeps_zeros=keeps_zeros))
     return one_or_list(outputs)
 
 
@@ -132,7 +153,12 @@ def pool(atoms: Atoms, call: OperatorCall) -> TracedTensor | list[TracedTensor]:
     freeze_dims(atoms, x, range(len(x.shape) - num_spatial, len(x.shape)), f"is resized by `{call.op}`")
     return one_or_list(
         [
-            TracedTensor(shape, [*x.atom_ids[:-num_spatial], *[None] * num_spatial], is_constant=x.is_constant)
+            TracedTensor(
+                shape,
+                [*x.atom_ids[:-num_spatial], *[None] * num_spatial],
+                is_constant=x.is_constant,
+                keeps_zeros=x.is_zero_with_rows,
+            )
             for shape in call.shapes
         ]
     )

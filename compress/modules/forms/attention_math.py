@@ -48,43 +48,50 @@ def zero_key_bias(bias: Tensor, value_width: int) -> Tensor:
 
 
 class WindowPartition:
-    """Partition of a padded and shifted feature map into windows, and its inverse."""
+    """Partition of a padded and shifted map of two or three dimensions into windows, and its inverse."""
 
     def __init__(self, x: Tensor, window: list[int], shift: list[int]) -> None:
-        self.size, self.window = x.shape[1:3], window
-        self.padded = [-(-size // w) * w for size, w in zip(self.size, window, strict=True)]
+        self.size, self.window = x.shape[1:-1], window
+        self.counts = [-(-size // w) for size, w in zip(self.size, window, strict=True)]
+        self.padded = [count * w for count, w in zip(self.counts, window, strict=True)]
         self.shift = [0 if w >= p else s for s, w, p in zip(shift, window, self.padded, strict=True)]
+        self.dims = list(range(1, len(window) + 1))
 
     def split(self, x: Tensor) -> Tensor:
-        """Reshape (batch, height, width, channels) to (batch * windows, tokens, channels)."""
-        (height, width), (rows, columns) = self.padded, self.window
-        x = F.pad(x, (0, 0, 0, width - self.size[1], 0, height - self.size[0]))
+        """Reshape (batch, *size, channels) to (batch * windows, tokens, channels)."""
+        last = self.dims[-1]
+        missing = [padded - size for padded, size in zip(self.padded, self.size, strict=True)]
+        x = F.pad(x, (0, 0, *(end for count in reversed(missing) for end in (0, count))))
         if any(self.shift):
-            x = x.roll((-self.shift[0], -self.shift[1]), (1, 2))
-        x = x.unflatten(1, (height // rows, rows)).unflatten(3, (width // columns, columns))
-        return x.transpose(2, 3).flatten(3, 4).flatten(0, 2)
+            x = x.roll([-s for s in self.shift], self.dims)
+        for dim in reversed(self.dims):
+            x = x.unflatten(dim, (self.counts[dim - 1], self.window[dim - 1]))
+        x = x.permute(0, *(2 * dim - 1 for dim in self.dims), *(2 * dim for dim in self.dims), -1)
+        return x.flatten(last + 1, 2 * last).flatten(0, last)
 
     def join(self, x: Tensor) -> Tensor:
-        """Reshape (batch * windows, tokens, channels) to (batch, height, width, channels)."""
-        (height, width), (rows, columns) = self.padded, self.window
-        x = x.unflatten(0, (-1, height // rows, width // columns)).unflatten(3, (rows, columns))
-        x = x.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        """Reshape (batch * windows, tokens, channels) to (batch, *size, channels)."""
+        last = self.dims[-1]
+        x = x.unflatten(0, (-1, *self.counts)).unflatten(last + 1, self.window)
+        x = x.permute(0, *(d for dim in self.dims for d in (dim, last + dim)), -1)
+        for dim in self.dims:
+            x = x.flatten(dim, dim + 1)
         if any(self.shift):
-            x = x.roll((self.shift[0], self.shift[1]), (1, 2))
-        return x[:, : self.size[0], : self.size[1]].contiguous()
+            x = x.roll(self.shift, self.dims)
+        for dim, size in zip(self.dims, self.size, strict=True):
+            x = x.narrow(dim, 0, size)
+        return x.contiguous()
 
     def mask(self, like: Tensor) -> Tensor | None:
         """Return -100 between tokens that only the shift made neighbors, shape (windows, 1, tokens, tokens)."""
         if not any(self.shift):
             return None
-        sides = []
+        region = torch.zeros((), dtype=torch.long, device=like.device)
         for padded, window, shift in zip(self.padded, self.window, self.shift, strict=True):
             position = torch.arange(padded, device=like.device)
-            if shift:
-                sides.append((position >= padded - window).to(torch.long) + (position >= padded - shift))
-            else:
-                sides.append(torch.zeros_like(position))
-        region = (3 * sides[0][:, None] + sides[1])[None, :, :, None]
-        region_of_token = WindowPartition(region, self.window, [0, 0]).split(region)[..., 0]
+            side = (position >= padded - window).to(torch.long) + (position >= padded - shift)
+            region = 3 * region[..., None] + (side if shift else torch.zeros_like(side))
+        region = region[None, ..., None]
+        region_of_token = WindowPartition(region, self.window, [0] * len(self.window)).split(region)[..., 0]
         separate = region_of_token[:, None, :] != region_of_token[:, :, None]
         return torch.zeros(separate.shape, dtype=like.dtype, device=like.device).masked_fill(separate, -100.0)[:, None]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+from functools import partial
 
 from ..compact_forms import register_form_provider
 
@@ -12,12 +14,23 @@ def _load_torchvision_forms() -> None:
 
 
 def _load_timm_forms() -> None:
-    from . import timm_attention, timm_hybrid_attention, timm_norms  # noqa: F401
+    from . import timm_attention, timm_davit, timm_hybrid_attention, timm_norms  # noqa: F401
 
 
-def _load_transformers_forms() -> None:
+# Files of forms for models of transformers, which are many and slow to import: each file loads with one of its models.
+TRANSFORMERS_FORMS = {
+    "transformers_attention": "vit deit dinov2 dinov2_with_registers ijepa beit vivit swin",
+    "transformers_clip": "clip siglip siglip2",
+    "transformers_detection": "detr yolos",
+    "transformers_norms": "convnextv2",
+    "transformers_rotary": "dinov3_vit",
+    "transformers_video": "videomae timesformer",
+}
+
+
+def _load_transformers_forms(file: str) -> None:
     with contextlib.suppress(ImportError, AttributeError):  # older versions lack some of the classes
-        from . import transformers_attention  # noqa: F401
+        importlib.import_module(f".{file}", __package__)
 
 
 def _load_ultralytics_forms() -> None:
@@ -27,5 +40,7 @@ def _load_ultralytics_forms() -> None:
 
 register_form_provider("torchvision", _load_torchvision_forms)
 register_form_provider("timm", _load_timm_forms)
-register_form_provider("transformers", _load_transformers_forms)
+for _file, _models in TRANSFORMERS_FORMS.items():
+    for _model in _models.split():
+        register_form_provider(f"transformers.models.{_model}", partial(_load_transformers_forms, _file))
 register_form_provider("ultralytics", _load_ultralytics_forms)

@@ -1,4 +1,4 @@
-"""Compact forms of torchvision's attention: Swin, Swin v2 and MaxViT."""
+"""Compact forms of torchvision's attention: Swin, Swin v2, Swin on video and MaxViT."""
 
 # mypy: disable-error-code="no-any-return,no-untyped-call,misc,operator,assignment"
 
@@ -9,6 +9,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 from torchvision.models import maxvit, swin_transformer
+from torchvision.models.video import swin_transformer as video_swin_transformer
 
 from ..compact_forms import register_compact_form
 from .attention_math import (
@@ -35,10 +36,13 @@ class ShiftedWindowAttention(swin_transformer.ShiftedWindowAttention):
 
     def forward(self, x: Tensor) -> Tensor:
         windows = WindowPartition(x, self.window_size, self.shift_size)
+        return self._attend(x, windows, self.get_relative_position_bias())
+
+    def _attend(self, x: Tensor, windows: WindowPartition, position_bias: Tensor) -> Tensor:
         heads, dropout = self.num_heads, self.attention_dropout if self.training else 0.0
         projected = self._project(windows.split(x))
         q, k, v = (split_heads(t, heads) for t in split_qkv(projected, self.proj.in_features))
-        scores = self._scores(q, k) + self.get_relative_position_bias()
+        scores = self._scores(q, k) + position_bias
         if (mask := windows.mask(x)) is not None:
             scores = (scores.unflatten(0, (-1, len(mask))) + mask).flatten(0, 1)
         out = self.proj(join_heads(attend_with_scores(scores, v, dropout)))
@@ -56,7 +60,7 @@ class ShiftedWindowAttention(swin_transformer.ShiftedWindowAttention):
 class ShiftedWindowAttentionV2(swin_transformer.ShiftedWindowAttentionV2):
     """Attention of torchvision's Swin v2."""
 
-    forward = ShiftedWindowAttention.forward
+    forward, _attend = ShiftedWindowAttention.forward, ShiftedWindowAttention._attend
 
     def _project(self, x: Tensor) -> Tensor:
         bias = None if self.qkv.bias is None else zero_key_bias(self.qkv.bias, self.proj.in_features)
@@ -64,6 +68,20 @@ class ShiftedWindowAttentionV2(swin_transformer.ShiftedWindowAttentionV2):
 
     def _scores(self, q: Tensor, k: Tensor) -> Tensor:
         return cosine_scores(q, k, self.logit_scale)
+
+
+@register_compact_form(prepare_=_store_scale_)
+class ShiftedWindowAttention3d(video_swin_transformer.ShiftedWindowAttention3d):
+    """Attention of torchvision's Swin on video."""
+
+    scale: float
+    _attend, _project = ShiftedWindowAttention._attend, ShiftedWindowAttention._project
+    _scores = ShiftedWindowAttention._scores
+
+    def forward(self, x: Tensor) -> Tensor:
+        window = [min(pair) for pair in zip(self.window_size, x.shape[1:4], strict=True)]  # no larger than the input
+        windows = WindowPartition(x, window, self.shift_size)
+        return self._attend(x, windows, self.get_relative_position_bias(window))
 
 
 @register_compact_form
