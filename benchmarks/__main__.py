@@ -18,7 +18,19 @@ from pathlib import Path
 from . import data, results
 from .page import NAMES
 
-NO_DATA = ("coverage", "deploy", "engine", "lenet", "scale", "surgery", "sweep")
+NO_DATA = (
+    "communication",
+    "coverage",
+    "deploy",
+    "detector_pruning",
+    "engine",
+    "kill",
+    "lenet",
+    "scale",
+    "score_costs",
+    "surgery",
+    "sweep",
+)
 
 
 def run_benchmark(name: str, folder: Path) -> bool:

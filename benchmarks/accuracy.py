@@ -45,12 +45,23 @@ WITH_TEACHER: dict[str, Any] = {"lr": 0.01, "distill": {"temperature": 4, "weigh
 WITHOUT_TEACHER: dict[str, Any] = {"lr": 0.02}
 # The learning rate stays constant in the search; fine-tuning starts at the same rate and decays it.
 TRAINED_SEARCH = {"epochs": SEARCH_STEPS, "schedule": "constant"}
+# Each step reads two batches. With so few steps the controller needs a larger learning rate than the paper's.
+APS: dict[str, Any] = {
+    "method": "aps",
+    "schedule": "constant",
+    "epochs": SEARCH_STEPS // 2,
+    "first_stage": 0.2,
+    "settle": 0.5,
+    "controller": {"lr": 0.01},
+}
+APS_METHODS = {f"aps {name}": {**APS, "sharing": name} for name in ("ordinal", "independent", "transitionary")}
 OURS: dict[str, dict[str, Any]] = {
     "magnitude": {"method": "magnitude"},
     "taylor": {"method": "taylor", "epochs": torch_pruning_methods.TAYLOR_BATCHES},
     "bayesnas": {"method": "bayesnas", **TRAINED_SEARCH},
     "netslim": {"method": "netslim", **TRAINED_SEARCH},
     "rarts": {"method": "rarts", **TRAINED_SEARCH, "epochs": SEARCH_STEPS // 2},  # each step reads two batches
+    **APS_METHODS,
 }
 QUICK_METHODS = ("taylor", "netslim", "tp magnitude", "tp group norm")
 BUDGETS = (50, 35)
@@ -111,6 +122,7 @@ def run_trial(trial: methods.Trial) -> methods.TrialRow:
         "tuned": bench.accuracy(compact),
         "macs": count_macs(compact, example) / count_macs(bench.dense, example),
         "params": _num_parameters(compact) / _num_parameters(bench.dense),
+        "widths": [len(kept) for kept in plan.keep.values()],
         "batches": {"search": cost.batches, "finetune": finetune_steps},
         "seconds": {
             "search": round(cost.search_seconds, 2),
@@ -130,8 +142,9 @@ def prune_with_ours(
     """Return the compact network before fine-tuning, its plan and the cost of the search."""
     search, batches = dict(OURS[method]), 0
     if "epochs" in search:
-        batches = (search["epochs"] if method != "rarts" else SEARCH_STEPS) // bench.step_divisor
-        search["epochs"] = f"{search['epochs'] // bench.step_divisor} steps"
+        steps = search["epochs"] // bench.step_divisor
+        reads_pairs = method == "rarts" or method in APS_METHODS
+        batches, search["epochs"] = steps * (2 if reads_pairs else 1), f"{steps} steps"
     if "schedule" in search:
         search |= training
     recipe = {"budget": {"macs": fraction_left}, "search": search, "engine": ENGINE, "seed": bench.seed}
@@ -204,7 +217,21 @@ def tables(content: dict[str, Any]) -> list[results.ResultTable]:
         all_tables.append(
             results.ResultTable(COLUMNS, lines, f"{network}, {percent_left} of the MACs left, {training}")
         )
-    return all_tables
+    return [*all_tables, *_width_tables(content)]
+
+
+def _width_tables(content: dict[str, Any]) -> list[results.ResultTable]:
+    """Return the widths that APS chose, by depth; no table without rows."""
+    rows = [row for row in content["rows"] if row.get("widths") and row["method"].split(" ", 3)[3] in APS_METHODS]
+    lines = [
+        [row["method"].split(" ", 3)[3], str(row["seed"]), *map(str, row["widths"])]
+        for row in sorted(rows, key=lambda row: (row["method"], row["seed"]))
+    ]
+    blocks = [f"{stage}.{block}" for stage in (1, 2, 3) for block in range(3)]
+    title = (
+        "Inner channels that APS keeps in the blocks of ResNet-20 at 50 % (dense: 16, 32 and 64 in the three stages)"
+    )
+    return [results.ResultTable(("method", "seed", *blocks), lines, title)] if lines else []
 
 
 def main() -> None:
@@ -229,6 +256,7 @@ def main() -> None:
     names = [
         f"{network} {percent_left}% {teacher} {method}"
         for network, percent_left, teacher, method in product(networks, BUDGETS[:limit], TEACHERS[:limit], chosen)
+        if method not in APS_METHODS or (network, percent_left, teacher) == ("resnet20", 50, "taught")
     ]
     for row in methods.run_missing_trials(run_trial, names, options, list(rows)):
         rows.append(row)

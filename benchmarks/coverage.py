@@ -22,7 +22,7 @@ import torch
 from rich.progress import track
 from torch import nn
 
-from compress.budget import WidthBounds, choose_widths, smallest_fraction
+from compress.budget import WidthBounds, choose_widths, smallest_fractions
 from compress.errors import BudgetError
 from compress.graph import Groups, Index
 from compress.recipe import Recipe
@@ -45,7 +45,10 @@ def prune_and_verify(name: str, recipe: Recipe = RECIPE) -> dict[str, Any]:
     start, cpu = time.perf_counter(), time.process_time()
     groups = find_groups(model, inputs, target)
     groups_found = time.perf_counter()
-    row: dict[str, Any] = {"seconds_find": groups_found - start, "smallest": smallest_fraction(groups, budget, target)}
+    row: dict[str, Any] = {
+        "seconds_find": groups_found - start,
+        "smallest": smallest_fractions(groups, budget, target)[budget.unit],
+    }
     keep = choose_kept(model, groups, recipe)
     widths_chosen = time.perf_counter()
     plan = Plan.build(model, groups, keep)

@@ -1,10 +1,12 @@
-"""Cost of checkpoints and tracking, and throughput of two processes compared with one process with two threads.
+"""Cost of checkpoints and tracking; throughput and memory of two processes compared with plain DDP and one process.
 
-    python -m benchmarks.engine [--quick] [cost] [processes] [--minutes 4] [--repeats 5]
+    python -m benchmarks.engine [--quick] [cost] [processes] [--minutes 4]
 
-ResNet-20 on random images of CIFAR-10's size. `cost` runs netslim with a working directory and with TensorBoard at the
-default interval, and sums the time spent in both. `processes` runs the same netslim steps on 128 images in one process
-with two threads and in two gloo processes with one thread each, alternately.
+`cost` runs netslim on ResNet-20, on random images of CIFAR-10's size, with a working directory and with TensorBoard at
+the default interval, and sums the time spent in both. `processes` makes the same steps in two gloo processes with one
+thread each: fine-tuning and searches as they are, with one message after the backward pass as it was before, and a loop
+with DistributedDataParallel written by hand; and in one process with two threads. All take turns in one run. Then it
+measures the peak memory of fine-tuning with FSDP2 and without.
 """
 
 from __future__ import annotations
@@ -15,21 +17,32 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import quantiles
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import compress
-from compress.distributed import init_process_group, rank, world_size
+from compress.distributed import rank
 from compress.training import Engine
 
 from . import results
+from .engine_processes import measure_memory, measure_steps
 from .models import CifarResNet
 
 STEPS, QUICK_STEPS, BATCH = 30, 6, 128  # QUICK_STEPS: with --quick
+ROUNDS, STEPS_PER_ROUND = 5, 1
+COMPARED = [
+    ("fine-tuning", "plain DDP"),
+    ("fine-tuning", "fine-tuning, before"),
+    ("netslim", "netslim, before"),
+    ("rarts", "rarts, before"),
+    ("fine-tuning", "one process"),
+    ("plain DDP", "one process"),
+]
 
 
 def random_images(count: int) -> TensorDataset:
@@ -84,59 +97,66 @@ def measure_overhead(minutes: float, min_steps: int) -> dict[str, Any]:
     }
 
 
-def run_worker(count: int) -> None:
-    """Run the search in this process group; rank 0 prints its seconds."""
-    init_process_group(cpu=True)
-    torch.set_num_threads(2 // world_size())
-    recipe = {
-        "budget": {"macs": "50%"},
-        "search": {"method": "netslim", "epochs": f"{count} steps"},
-        "timing": {"repeats": 3},
-    }
-    loader = DataLoader(random_images(2048), BATCH // world_size(), shuffle=True)
-    compress.prune(
-        CifarResNet(20),
-        {**recipe, "search": {"method": "netslim", "epochs": f"{min(5, count)} steps"}},
-        train=loader,
-        quiet=True,
+LAUNCHES: dict[str, dict[str, str]] = {
+    "DDP": {},
+    "FSDP2": {
+        "ACCELERATE_USE_FSDP": "true",
+        "FSDP_VERSION": "2",
+        "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+        "FSDP_TRANSFORMER_CLS_TO_WRAP": "_Block",
+    },
+}
+
+
+def run_two_processes(worker: str, quick: bool, **variables: str) -> Any:
+    """Run this script as worker in two gloo processes with one thread each; return what rank 0 prints."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0"]
+    launch += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0"]
+    completed = subprocess.run(
+        [*launch, "-m", "benchmarks.engine", worker, *["--quick"] * quick],
+        capture_output=True,
+        text=True,
+        check=True,
+        # Threads that wait do not spin, and freed memory is returned, so that the peak is that of living tensors.
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "MALLOC_MMAP_THRESHOLD_": "65536",
+            **variables,
+        },
     )
-    pruned = compress.prune(CifarResNet(20), recipe, train=loader, quiet=True)
-    if rank() == 0:
-        print(json.dumps(pruned.report.seconds["search"]))
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
-def compare_processes(repeats: int, count: int) -> dict[str, Any]:
-    """Compare the throughput of one process with two threads and two processes with one."""
-    one_process = [sys.executable, "-m", "benchmarks.engine", "steps", *["--quick"] * (count == QUICK_STEPS)]
-    two_processes = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", *one_process[1:]]
-    seconds: dict[str, list[float]] = {"one": [], "two": []}
-    for _ in range(repeats):
-        for name, command, threads in (("one", one_process, "2"), ("two", two_processes, "1")):
-            completed = subprocess.run(
-                command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": threads}
-            )
-            seconds[name].append(float(completed.stdout.splitlines()[-1]))
-    ratios = [a / b for a, b in zip(seconds["one"], seconds["two"], strict=True)]
+def compare_processes(quick: bool) -> dict[str, Any]:
+    """Compare steps of two processes: ours, with one message after the backward pass, plain DDP, and one process."""
+    seconds = run_two_processes("steps", quick)
     return {
-        "steps": count,
-        "images_in_a_step": BATCH,
-        "images_per_second": {name: count * BATCH / median(values) for name, values in seconds.items()},
-        "throughput_of_two": median(ratios),
-        "each": ratios,
+        "seconds": seconds,
+        "memory": {name: run_two_processes("memory", quick, **v) for name, v in LAUNCHES.items()},
     }
 
 
 def main() -> None:
     parser = results.make_parser(__doc__)
-    parser.add_argument("what", nargs="*", help="cost, processes; default: both; steps: run as worker")
+    parser.add_argument("what", nargs="*", help="cost, processes; default: both; steps, memory: run as worker")
     parser.add_argument("--minutes", type=float, default=4, help="length of the run of `cost`")
-    parser.add_argument("--repeats", type=int, default=5, help="repeats of `processes`")
     options = parser.parse_args()
+    workers: dict[str, Callable[[], Any]] = {
+        "steps": lambda: measure_steps(*((1, 1) if options.quick else (ROUNDS, STEPS_PER_ROUND))),
+        "memory": lambda: measure_memory(2),
+    }
+    if options.what and options.what[0] in workers:
+        measured = workers[options.what[0]]()
+        if rank() == 0:
+            print(json.dumps(measured))
+        return None
     count = QUICK_STEPS if options.quick else STEPS
-    if options.what == ["steps"]:
-        return run_worker(count)
-    minutes, repeats = (0.1, 1) if options.quick else (options.minutes, options.repeats)
-    runs = {"cost": lambda: measure_overhead(minutes, count), "processes": lambda: compare_processes(repeats, count)}
+    runs: dict[str, Callable[[], Any]] = {
+        "cost": lambda: measure_overhead(0.1 if options.quick else options.minutes, count),
+        "processes": lambda: compare_processes(options.quick),
+    }
     file = results.result_name("engine", options.quick)
     for name in options.what or runs:
         results.save(file, results.load(file) | {name: runs[name]()})
@@ -144,23 +164,34 @@ def main() -> None:
 
 
 def tables(content: dict[str, Any]) -> list[results.ResultTable]:
-    """Return the table of overheads and throughputs."""
-    runs, lines = {name: content.get(name) for name in ("cost", "processes")}, []
-    if cost := runs["cost"]:
-        lines.append(["steps of the run", str(cost["steps"])])
+    """Return the tables of overheads, throughputs and memory."""
+    found = []
+    if cost := content.get("cost"):
+        lines = [["steps of the run", str(cost["steps"])]]
         lines += [[f"share of time: {name}", f"{fraction:.2%}"] for name, fraction in cost["part"].items()]
-    if processes := runs["processes"]:
-        speeds = processes["images_per_second"]
-        lines.append(["images per second: one process with two threads", f"{speeds['one']:.0f}"])
-        lines.append(["images per second: two processes with one thread each", f"{speeds['two']:.0f}"])
-        low, high = min(processes["each"]), max(processes["each"])
-        lines.append(
-            [
-                "throughput of two processes relative to one",
-                f"{processes['throughput_of_two']:.2f} ({low:.2f} to {high:.2f})",
-            ]
-        )
-    return [results.ResultTable(("ResNet-20, netslim", "measured"), lines)]
+        found.append(results.ResultTable(("ResNet-20, netslim", "measured"), lines))
+    if processes := content.get("processes"):
+        columns = ("two processes, one thread each", *processes["seconds"])
+        rows = [
+            [f"{ours} relative to {other}", *(ratio(s, other, ours) for s in processes["seconds"].values())]
+            for ours, other in COMPARED
+        ]
+        title = "Throughput: median of the rounds (quartiles). Above 1: the first is faster"
+        found.append(results.ResultTable(columns, rows, title))
+        lines = [
+            [name, f"{m['weights']:.0f}", f"{m['peak']:.0f}", f"{m['peak'] / m['weights']:.1f}"]
+            for name, m in processes["memory"].items()
+        ]
+        columns = ("AdamW, two processes", "weights, MB", "peak of a process, MB", "times the weights")
+        found.append(results.ResultTable(columns, lines, "Memory of fine-tuning, 12 MLP blocks of width 768"))
+    return found
+
+
+def ratio(seconds: dict[str, list[float]], slower: str, faster: str) -> str:
+    """Return the median ratio of two variants that were measured in the same rounds, and its quartiles."""
+    ratios = [a / b for a, b in zip(seconds[slower], seconds[faster], strict=True)]
+    low, middle, high = quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
 if __name__ == "__main__":

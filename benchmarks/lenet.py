@@ -1,6 +1,6 @@
 """LeNet-300-100 and LeNet-5 compressed as in tables S4 and S5 of BayesNAS: architecture, error, FLOPs.
 
-    python -m benchmarks.lenet [--quick] [--data MNIST_FOLDER] [--epochs 8] [--search 12] [--tune 6] [--seed 0]
+    python -m benchmarks.lenet [--quick] [--data MNIST_FOLDER] [--epochs 4] [--search 8] [--tune 4] [--seed 0]
 
 `--data` is a folder with the four files of MNIST (train-images-idx3-ubyte etc., compressed or not). The default is
 Fashion-MNIST from Debian's package dataset-fashion-mnist, or else scikit-learn's digits, enlarged. Neither is MNIST, so
@@ -174,10 +174,10 @@ def measure(name: str, data: list[Tensor], options: argparse.Namespace) -> list[
 def main() -> None:
     parser = results.make_parser(__doc__)
     parser.add_argument("--data", type=Path, default=None, help="folder with the files of MNIST")
-    parser.add_argument("--epochs", type=int, default=8, help="epochs of training the dense network")
-    parser.add_argument("--search", type=int, default=12, help="epochs of the search")
-    parser.add_argument("--tune", type=int, default=6, help="epochs of fine-tuning")
-    parser.add_argument("--images", type=int, default=None, help="number of training images; default: all")
+    parser.add_argument("--epochs", type=int, default=4, help="epochs of training the dense network")
+    parser.add_argument("--search", type=int, default=8, help="epochs of the search")
+    parser.add_argument("--tune", type=int, default=4, help="epochs of fine-tuning")
+    parser.add_argument("--images", type=int, default=20000, help="number of training images")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()

@@ -16,8 +16,24 @@ from typing import Any, Protocol, cast
 from . import results
 
 NAMES = [
-    *("accuracy", "vs_scratch", "cifar", "transformer", "ranking", "compensate", "coverage", "sweep", "surgery"),
-    *("scale", "search_cost", "engine", "deploy", "detectors", "lenet", "preresnet"),
+    *("accuracy", "vs_scratch", "cifar", "transformer", "ranking", "compensate", "repair", "coverage", "sweep"),
+    *(
+        "surgery",
+        "scale",
+        "search_cost",
+        "score_costs",
+        "cells",
+        "engine",
+        "communication",
+        "kill",
+        "default",
+        "deploy",
+        "detectors",
+        "detector_pruning",
+        "yolo",
+        "lenet",
+    ),
+    *("preresnet", "learned_ratio"),
 ]
 PAGE, REMARKS = results.ROOT / "docs" / "results.md", results.FOLDER.parent / "remarks"
 INTRO = """# Results

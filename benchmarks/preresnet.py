@@ -3,12 +3,12 @@
     python -m benchmarks.preresnet [--quick] [--data FOLDER] [--train 120] [--search 40]
 
 F. Xue, Relaxation and Optimization for Automated Learning of Neural Network Architectures, 2022, section 4.2.2.
-"40 % of the channels" means different channels there and here. Network slimming counts 12112: 4032 inner channels, two
-layers of them per bottleneck, and 8080 positions where a block or the classifier reads a channel of the residual stream
-and may skip it, while the stream itself stays. Here the 4032 inner channels are cut, so the split and the MACs differ:
-`uniform` cuts the same fraction of every layer, `cheapest` and `dearest` have the fewest and the most MACs of all
-splits that remove this number of inner channels, `streams` also cuts the residual streams, and `rarts` is the result of
-the search.
+Like network slimming, the thesis counts 12112 channels: 4032 inner ones, two layers of them per bottleneck, and 8080
+positions where a block or the classifier reads a channel of the residual stream and may skip it, while the stream
+itself stays (`target.selection`). Splits of these: `uniform` cuts the same fraction of each layer, `inner N %` cuts N %
+of the inner channels and takes the rest from the selections, and `rarts` is the result of the search. For comparison,
+splits of the 4032 inner channels alone: `inner only`, uniform, and with the fewest and the most MACs; `streams` also
+cuts the residual streams, the same channels wherever a stream is read.
 
 There are no trained weights of this network here. The searched network was trained on a few thousand images, so its
 split shows what the method does with almost equal channels, not which channels a trained network can spare.
@@ -36,7 +36,9 @@ from . import data, results
 from .models import PreResNet, preresnet164
 
 Int = NDArray[np.int64]
-TARGET: dict[str, Any] = {"exclude": ["conv1"]}  # the 16 channels of the stem, which network slimming does not prune
+INNER: dict[str, Any] = {"exclude": ["conv1"]}  # the 16 channels of the stem, which network slimming does not prune
+TARGET: dict[str, Any] = {"selection": True, "round_to": 1}
+INNER_PRUNED = {40: (0.0, 0.1), 60: (0.2, 0.3)}  # percent of all channels pruned -> parts of the inner channels
 MIN_KEEP = Target().min_keep
 THESIS_MACS = {  # percent of channels pruned -> MACs of RARTS in the thesis
     "cifar10": {40: 1.90e8, 60: 1.33e8},
@@ -47,7 +49,26 @@ TRAINING_NOTE = "trained for {} steps only: shows what the method does with almo
 
 def find_inner_groups(model: PreResNet, **target: Any) -> Groups:
     """Find the groups of inner channels, two per bottleneck; with `residual=True` also those of the streams."""
-    return compress.find_groups(model, torch.randn(1, 3, 32, 32), Target(**TARGET | target))
+    return compress.find_groups(model, torch.randn(1, 3, 32, 32), Target(**INNER | target))
+
+
+def find_thesis_groups(model: PreResNet) -> Groups:
+    """Find the groups that network slimming and the thesis count: inner channels, and what norms select."""
+    return compress.find_groups(model, torch.randn(1, 3, 32, 32), Target(**TARGET))
+
+
+def is_selection(groups: Groups) -> NDArray[np.bool_]:
+    """Return for each group whether it is what a norm selects from a stream."""
+    return np.array([groups[name].kind == "selection" for name in groups.cost.names], dtype=bool)
+
+
+def split_widths(groups: Groups, fraction_left: float, inner_pruned: float) -> Int:
+    """Return the widths that prune this part of every inner group, and the rest of the channels from the selections."""
+    widths, selected = groups.cost.widths, is_selection(groups)
+    num_pruned = (1 - fraction_left) * widths.sum() - inner_pruned * widths[~selected].sum()
+    left = np.where(selected, 1 - num_pruned / widths[selected].sum(), 1 - inner_pruned)
+    result: Int = np.rint(left * widths).astype(np.int64)
+    return result
 
 
 def uniform_widths(cost: Cost, fraction_left: float) -> Int:
@@ -121,20 +142,27 @@ def _best_bottleneck_widths(cost: Cost, index: int, min_keep: int, sign: int) ->
 def count_splits() -> list[dict[str, Any]]:
     """Return the rows that need no training: the MACs of the dense network and of the fixed splits."""
     model = preresnet164().eval()
-    inner, streams = find_inner_groups(model).cost, find_inner_groups(model, residual=True).cost
-    rows = [_row("dense", 0, inner, inner.widths)]
+    thesis, inner, streams = (
+        find_thesis_groups(model),
+        find_inner_groups(model),
+        find_inner_groups(model, residual=True),
+    )
+    rows = [_row("dense", 0, thesis, thesis.cost.widths)]
     for percent in THESIS_MACS["cifar10"]:
         fraction_left = (100 - percent) / 100
-        extremes = cost_range(inner, fraction_left)
-        rows.append(_row("uniform", percent, inner, uniform_widths(inner, fraction_left)))
-        rows.append(_row("cheapest", percent, inner, extremes.cheapest))
-        rows.append(_row("dearest", percent, inner, extremes.dearest))
-        rows.append(_row("streams", percent, streams, uniform_widths(streams, fraction_left)))
+        rows.append(_row("uniform", percent, thesis, uniform_widths(thesis.cost, fraction_left)))
+        for part in INNER_PRUNED[percent]:
+            rows.append(_row(f"inner {part:.0%}", percent, thesis, split_widths(thesis, fraction_left, part)))
+        extremes = cost_range(inner.cost, fraction_left)
+        rows.append(_row("inner only, uniform", percent, inner, uniform_widths(inner.cost, fraction_left)))
+        rows.append(_row("inner only, cheapest", percent, inner, extremes.cheapest))
+        rows.append(_row("inner only, dearest", percent, inner, extremes.dearest))
+        rows.append(_row("streams", percent, streams, uniform_widths(streams.cost, fraction_left)))
     return rows
 
 
-def _row(split: str, percent: int, cost: Cost, widths: Int) -> dict[str, Any]:
-    stages = {}
+def _row(split: str, percent: int, groups: Groups, widths: Int) -> dict[str, Any]:
+    cost, selected, stages = groups.cost, is_selection(groups), {}
     for stage in ("layer1", "layer2", "layer3"):
         indices = [i for i, name in enumerate(cost.names) if name.startswith(stage)]
         stages[stage] = round(float(widths[indices].sum() / cost.widths[indices].sum()), 4)
@@ -145,8 +173,14 @@ def _row(split: str, percent: int, cost: Cost, widths: Int) -> dict[str, Any]:
         "params": int(cost.params(widths)),
         "dims": int(widths.sum()),
         "of": int(cost.widths.sum()),
+        "left_of_inner": _part_left(cost, widths, ~selected),
+        "left_of_selections": _part_left(cost, widths, selected) if selected.any() else None,
         "left_by_stage": stages,
     }
+
+
+def _part_left(cost: Cost, widths: Int, chosen: NDArray[np.bool_]) -> float:
+    return round(float(widths[chosen].sum() / cost.widths[chosen].sum()), 4)
 
 
 def train_briefly(images: TensorDataset, steps: int) -> PreResNet:
@@ -170,7 +204,7 @@ def search_splits(options: argparse.Namespace) -> list[dict[str, Any]]:
     start = time.perf_counter()
     model = train_briefly(train, options.train)
     print(f"trained in {time.perf_counter() - start:.0f} s", flush=True)
-    cost = find_inner_groups(model).cost
+    groups = find_thesis_groups(model)
     rows = []
     for percent in [*THESIS_MACS["cifar10"]][: 1 if options.quick else None]:
         for gamma in ("auto",) if options.quick else (1e-4, "auto"):
@@ -183,8 +217,8 @@ def search_splits(options: argparse.Namespace) -> list[dict[str, Any]]:
             }
             start = time.perf_counter()
             pruned = compress.prune(model, recipe, train=DataLoader(train, 16, shuffle=True), val=val, quiet=True)
-            widths = np.array([len(pruned.plan.keep[name]) for name in cost.names])
-            row = _row(f"rarts, gamma {gamma:g}" if gamma != "auto" else "rarts, gamma auto", percent, cost, widths)
+            widths = np.array([len(pruned.plan.keep[name]) for name in groups.cost.names])
+            row = _row(f"rarts, gamma {gamma:g}" if gamma != "auto" else "rarts, gamma auto", percent, groups, widths)
             assert row["macs"] == pruned.report.pruned.macs
             row["note"] = TRAINING_NOTE.format(options.train)
             row["accuracy_before_and_after"] = [
@@ -221,8 +255,10 @@ def tables(content: dict[str, Any]) -> list[results.ResultTable]:
         thesis = "2.48e8" if thesis_macs is None else f"{thesis_macs / 1e8:.2f}e8"
         sizes = [f"{row['params'] / 1e6:.2f} M", f"{row['dims']} of {row['of']}"]
         stages = " ".join(f"{left:.0%}" for left in row["left_by_stage"].values())
-        lines.append([row["split"], f"{row['prc']} %", *macs, thesis, *sizes, stages])
-    head = ("split", "pruned", "MACs", "of dense", "table 4.1", "parameters", "channels", "left by stage")
+        kinds = [f"{row['left_of_inner']:.0%}", "-" if (x := row["left_of_selections"]) is None else f"{x:.0%}"]
+        lines.append([row["split"], f"{row['prc']} %", *macs, thesis, *sizes, *kinds, stages])
+    head = ("split", "pruned", "MACs", "of dense", "table 4.1", "parameters", "channels")
+    head = (*head, "inner left", "selections left", "left by stage")
     return [results.ResultTable(head, lines)]
 
 

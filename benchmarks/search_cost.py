@@ -53,6 +53,10 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "milenas": {"method": "milenas", **FIXED_GAMMA},
     "bayesnas": {"method": "bayesnas", "gamma": 1e-2},
     "bayesnas auto": {"method": "bayesnas"},
+    "aps ordinal, first stage": {"method": "aps", "sharing": "ordinal", "first_stage": 0.89},
+    "aps ordinal": {"method": "aps", "sharing": "ordinal", "first_stage": 0},
+    "aps independent": {"method": "aps", "sharing": "independent", "first_stage": 0},
+    "aps transitionary": {"method": "aps", "sharing": "transitionary", "first_stage": 0},
 }
 QUICK_SEARCHES = ("netslim", "netslim auto", "rarts fused")
 Step = Callable[[], int]  # makes one step and returns the number of batches it read
@@ -110,11 +114,15 @@ def make_plain_step(model: nn.Module, x: Tensor, y: Tensor) -> Step:
     return step
 
 
-def make_search_step(name: str, target: dict[str, Any], model: nn.Module, groups: Groups, x: Tensor, y: Tensor) -> Step:
+def make_search_step(
+    name: str, target: dict[str, Any], model: nn.Module, groups: Groups, x: Tensor, y: Tensor, **settings: Any
+) -> Step:
     """Return a step of a search."""
-    search = {**SEARCHES[name], "epochs": "1000 steps"}
+    search = {**SEARCHES[name], "epochs": "1000 steps", **settings}
     recipe = Recipe.load({"target": target, "budget": {"macs": "50%"}, "search": search})
-    schedule = PruningSchedule(recipe, groups, shared_copy(model), model, x, None, 0, ProgressDisplay(quiet=True))
+    limits = {"macs": 0.5 * float(groups.cost.macs(groups.cost.widths))}
+    display = ProgressDisplay(quiet=True)
+    schedule = PruningSchedule(recipe, groups, shared_copy(model), model, x, None, 0, display, limits=limits)
     job = Job(model, groups, compress.Classification(), 1000, schedule=schedule)
     searcher = search_class(recipe.search.method)(recipe.search, job)
     batch: Any = (x, y) if searcher.batches_per_step == 1 else ((x, y), (x.clone(), y.clone()))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from .transformers_configs import CONFIGS
 # Models that take `img_size`, which sets the size of position embeddings and windows.
 TIMM_SIZED = """
 beit_base_patch16_224:depth=3 cait_xxs24_224 coat_tiny convit_tiny deit_tiny_patch16_224 efficientformerv2_s0
-efficientvit_m0 gcvit_xxtiny gemma4_vit_167m:depth=2 gmlp_ti16_224 hiera_tiny_224 levit_128s maxvit_pico_rw_256
+efficientvit_m0 gcvit_xxtiny gemma4_vit_167m:depth=6 gmlp_ti16_224 hiera_tiny_224 levit_128s maxvit_pico_rw_256
 mobileone_s1 mobilevit_xxs mvitv2_tiny naflexvit_base_patch16_parfac_gap:depth=3 nest_tiny pit_ti_224
 qwen3_vit_88m:depth=3 repvit_m1 samvit_base_patch16_224:depth=4 sequencer2d_s swiftformer_xs
 swin_tiny_patch4_window7_224 swinv2_cr_tiny_224 swinv2_tiny_window8_256 tnt_s_legacy_patch16_224 twins_svt_small
@@ -189,8 +190,11 @@ def _torchvision(name: str, size: int) -> Example:
         return Example(torchvision.models.get_model(name, **options), inputs)
     if not name.startswith("ssd"):
         options |= {"min_size": 128, "max_size": 160}
+    if "rcnn" in name:  # few boxes, because heads compute for each box, but of any score, so that there are some
+        options |= {"rpn_post_nms_top_n_test": 20, "box_detections_per_img": 5, "box_score_thresh": -1.0}
     model = torchvision.models.get_model(name, **options)
-    modules = [path for path in ("backbone", "head", "rpn.head") if path in dict(model.named_modules())]
+    pattern = r"backbone|head|rpn\.head|roi_heads\.\w+_predictor"
+    modules = [path for path, _ in model.named_modules() if re.fullmatch(pattern, path)]
     return Example(model, [_image(3, 128, 128)], modules)
 
 
@@ -233,7 +237,7 @@ def _transformers(name: str, size: int) -> Example:
     if frames := CONFIGS[name].get("num_frames"):
         return Example(model, {"pixel_values": _image(1, frames, 3, size, size)})
     if name == "Siglip2VisionModel":  # takes patches
-        patches = {"pixel_values": _image(1, 16, 768), "pixel_attention_mask": torch.ones(1, 16, dtype=torch.long)}
+        patches = {"pixel_values": _image(1, 16, 192), "pixel_attention_mask": torch.ones(1, 16, dtype=torch.long)}
         return Example(model, patches | {"spatial_shapes": torch.tensor([[4, 4]])})
     return Example(model, {"pixel_values": _image(1, 3, size, size)})
 

@@ -1,12 +1,16 @@
-"""Small configurations of the vision models of transformers, by class."""
+"""Small configurations of the vision models of transformers, by class.
+
+Shares are as in the real models: MLPs are four times as wide as the embedding, and patches are so small that their
+embedding, which cannot be cut where it is the output, takes a few percent of the multiply-adds.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-WIDTHS = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
+WIDTHS = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 192}
 WIDTHS_BY_RATIO = {k: v for k, v in WIDTHS.items() if k != "intermediate_size"}
-VIT = WIDTHS | {"image_size": 64, "patch_size": 16}
+VIT = WIDTHS | {"image_size": 64, "patch_size": 8}
 STAGES = {"hidden_sizes": [16, 32, 48, 64], "depths": [1, 1, 2, 1]}
 PYRAMID = {"hidden_sizes": [16, 32, 64, 96], "depths": [1, 1, 1, 1], "num_attention_heads": [1, 2, 4, 4]}
 WINDOWS = {"image_size": 64, "patch_size": 2, "embed_dim": 24, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}
@@ -29,14 +33,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "DeiTForImageClassification": VIT | {"num_labels": 10},
     "BeitForImageClassification": VIT | {"num_labels": 10},
     "Data2VecVisionForImageClassification": VIT | {"num_labels": 10},
-    "Dinov2ForImageClassification": WIDTHS_BY_RATIO | {"image_size": 64, "patch_size": 16, "num_labels": 10},
-    "Dinov2WithRegistersForImageClassification": WIDTHS_BY_RATIO | {"image_size": 64, "patch_size": 16},
+    "Dinov2ForImageClassification": WIDTHS_BY_RATIO | {"image_size": 64, "patch_size": 8, "num_labels": 10},
+    "Dinov2WithRegistersForImageClassification": WIDTHS_BY_RATIO | {"image_size": 64, "patch_size": 8},
     "DINOv3ViTModel": VIT,
     "IJepaModel": VIT,
     "CLIPVisionModel": VIT,
     "SiglipVisionModel": VIT,
-    "Siglip2VisionModel": WIDTHS | {"patch_size": 16, "num_patches": 16},
-    "YolosForObjectDetection": WIDTHS | {"image_size": [64, 64], "patch_size": 16, "num_detection_tokens": 10},
+    "Siglip2VisionModel": WIDTHS | {"patch_size": 8, "num_patches": 16},
+    "YolosForObjectDetection": WIDTHS | {"image_size": [64, 64], "patch_size": 8, "num_detection_tokens": 10},
     "DetrForObjectDetection": DETR,
     "ConditionalDetrForObjectDetection": DETR,
     "SwinForImageClassification": WINDOWS | {"num_labels": 10},
@@ -73,7 +77,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_labels": 10,
     },
     "VideoMAEForVideoClassification": VIT | {"num_frames": 4},
-    "VivitForVideoClassification": WIDTHS | {"image_size": 64, "num_frames": 4, "tubelet_size": [2, 16, 16]},
+    "VivitForVideoClassification": WIDTHS | {"image_size": 64, "num_frames": 4, "tubelet_size": [2, 8, 8]},
     "TimesformerForVideoClassification": VIT | {"num_frames": 4},
     "ConvNextForImageClassification": STAGES | {"num_labels": 10},
     "ConvNextV2ForImageClassification": STAGES | {"num_labels": 10},

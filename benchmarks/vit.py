@@ -1,7 +1,8 @@
-"""Small ViT for CIFAR-10, trained once and saved, which benchmarks/transformer.py prunes."""
+"""Small ViT for CIFAR-10, trained once and saved, which benchmarks/transformer.py, repair.py and default.py prune."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import math
 import time
@@ -22,14 +23,21 @@ BATCH, EPOCHS, IMAGES = 64, 6, 45000
 TEACHER = {"temperature": 4, "weight": 8}
 
 
-def load_or_train(folder: Path, out: Path) -> nn.Module:
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add `--vit` and `--vit-epochs`."""
+    folder = Path.home() / ".cache" / "compress"
+    parser.add_argument("--vit", type=Path, default=folder, help="folder with the trained ViT")
+    parser.add_argument("--vit-epochs", type=int, default=EPOCHS, help="training epochs of the ViT if it is not there")
+
+
+def load_or_train(folder: Path, out: Path, epochs: int = EPOCHS) -> nn.Module:
     """Return the network in eval mode, loaded from `out` or trained; an interrupted training is resumed."""
     path = out / "cifar_vit.safetensors"
     torch.manual_seed(0)
     model = cifar_vit()
     if not path.exists():
         out.mkdir(parents=True, exist_ok=True)
-        _train_(model, folder, out / "cifar_vit_training.pt")
+        _train_(model, folder, out / "cifar_vit_training.pt", epochs)
         save_file(model.state_dict(), path)
     model.load_state_dict(load_file(path))
     return model.eval()
@@ -50,14 +58,14 @@ def accuracy(model: nn.Module, images: TensorDataset) -> float:
     return float(torch.stack(correct).sum()) / len(images)
 
 
-def _train_(model: nn.Module, folder: Path, checkpoint: Path) -> None:
+def _train_(model: nn.Module, folder: Path, checkpoint: Path, epochs: int) -> None:
     """Train with AdamW, cosine decay, random crops and flips, and a trained ResNet-20 as teacher."""
     images = DataLoader(
         data.CropFlipDataset(*data.load_cifar10(folder, "train", IMAGES)), BATCH, shuffle=True, drop_last=True
     )
     teacher = load_cifar_resnet("resnet20", folder).to(memory_format=torch.channels_last)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05)
-    total = EPOCHS * len(images)
+    total = epochs * len(images)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _lr_factor(step, total))
     state = {"model": model, "optimizer": optimizer, "schedule": schedule}
     start_epoch = 0
@@ -67,7 +75,7 @@ def _train_(model: nn.Module, folder: Path, checkpoint: Path) -> None:
         for name, content in saved.items():
             state[name].load_state_dict(content)
     start = time.perf_counter()
-    for epoch in range(start_epoch, EPOCHS):
+    for epoch in range(start_epoch, epochs):
         torch.manual_seed(epoch)
         model.train()
         total_loss = 0.0
@@ -87,7 +95,7 @@ def _train_(model: nn.Module, folder: Path, checkpoint: Path) -> None:
             total_loss += float(loss.detach())
         torch.save({name: part.state_dict() for name, part in state.items()} | {"epoch": epoch + 1}, checkpoint)
         seconds = time.perf_counter() - start
-        print(f"epoch {epoch + 1} of {EPOCHS}: loss {total_loss / len(images):.3f}, {seconds:.0f} s", flush=True)
+        print(f"epoch {epoch + 1} of {epochs}: loss {total_loss / len(images):.3f}, {seconds:.0f} s", flush=True)
     checkpoint.unlink(missing_ok=True)
 
 
