@@ -4,13 +4,17 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: quickstart test lint bench clean
+.PHONY: quickstart test test-gpu lint bench clean
 
 quickstart: $(STAMP)
 	$(BIN)/compress quickstart
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile tests compress README.md docs
+
+# Where there is a GPU; elsewhere every test is skipped with the reason.
+test-gpu: $(STAMP)
+	$(BIN)/python -m pytest -m gpu -rs tests/test_gpu.py
 
 # Quick versions, 20 minutes at the most on 2 cores; `python -m benchmarks.NAME` without --quick is what docs/results.md shows.
 bench: $(STAMP)
@@ -23,7 +27,7 @@ lint: $(STAMP)
 
 $(STAMP): setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev,onnx,mmdet-lite]"
+	$(BIN)/python -m pip install --disable-pip-version-check -q -e ".[dev,onnx,mmdet-lite,yolo]"
 	touch $@
 
 clean:

@@ -3,43 +3,56 @@
 import importlib
 from typing import Any
 
-from . import startup as startup  # first: the other imports take seconds
+from . import source_tree as source_tree
+from . import startup as startup  # before the imports that take seconds
 from .api import Pruned, preview, prune
+from .diagnostics import Sensitivity, landscape, sensitivity
 from .errors import BatchError, BudgetError, Diverged, NotReady, PlanError, RecipeError, TraceError
-from .modules import register_form_provider
+from .modules import Choice, register_form_provider
 from .recipe import Recipe, SearchConfig
-from .report import Report
+from .report import Landscape, Report
 from .search import Job, Search, register_search
 from .session import Session, search_session
 from .surgery import Plan, find_groups, load
-from .training import Classification, Task, distillation
+from .tradeoffs import Curve, tradeoff
+from .training import Classification, Detection, Regression, Segmentation, Task, distillation
 from .version import __version__ as __version__
 
 __all__ = [
     "BatchError",
     "BudgetError",
+    "Choice",
     "Classification",
+    "Curve",
+    "Detection",
     "Diverged",
     "Job",
+    "Landscape",
     "NotReady",
     "Plan",
     "PlanError",
     "Pruned",
     "Recipe",
     "RecipeError",
+    "Regression",
     "Report",
     "Search",
     "SearchConfig",
+    "Segmentation",
+    "Sensitivity",
     "Session",
     "Task",
     "TraceError",
     "distillation",
     "find_groups",
+    "landscape",
     "load",
     "preview",
     "prune",
     "register_search",
     "search_session",
+    "sensitivity",
+    "tradeoff",
 ]
 
 
@@ -51,7 +64,7 @@ register_form_provider("mmdet", _load_mmdet_forms)
 
 
 def __getattr__(name: str) -> Any:
-    """Import `compress.exporters` at its first use."""
-    if name == "exporters":
-        return importlib.import_module(".exporters", __name__)
+    """Import `compress.exporters` and `compress.hf` at their first use."""
+    if name in ("exporters", "hf"):
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

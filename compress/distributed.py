@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 T = TypeVar("T")
+_groups: dict[str, dist.ProcessGroup] = {}  # that this module has made; their operations need no GPU
 
 
 def init_process_group(cpu: bool) -> torch.device | None:
@@ -27,11 +28,32 @@ def init_process_group(cpu: bool) -> torch.device | None:
         from accelerate import PartialState
 
         atexit.register(destroy_process_group)  # before the interpreter frees what gloo's threads use
+        if is_restarted():
+            _join_restarted_processes(cpu or not torch.cuda.is_available())
         device: torch.device = PartialState(cpu=cpu or not torch.cuda.is_available()).device
         return torch.device("cpu") if device.type == "cpu" else device  # without an index
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     gpu = torch.cuda.is_available() and dist.get_backend() != "gloo" and not cpu
     return torch.device("cuda", local_rank % torch.cuda.device_count()) if gpu else torch.device("cpu")
+
+
+def is_restarted() -> bool:
+    """Return whether `torchrun --max-restarts` has restarted this process after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _join_restarted_processes(cpu: bool) -> None:
+    """Join the processes of this restart, apart from those of the attempts before.
+
+    torchrun keeps its store over restarts. A process could read there the address of one that was killed.
+    """
+    environment = os.environ
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    number, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    store = dist.TCPStore(environment["MASTER_ADDR"], int(environment["MASTER_PORT"]), size, is_master=False)  # type: ignore[attr-defined]
+    attempt = dist.PrefixStore(f"restart{environment['TORCHELASTIC_RESTART_COUNT']}", store)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo" if cpu else None, store=attempt, rank=number, world_size=size)
 
 
 def destroy_process_group() -> None:
@@ -40,6 +62,7 @@ def destroy_process_group() -> None:
         # Gloo's threads free the tensors of the last operation after it is done, for which they need the interpreter:
         # if it ends before them, the process aborts.
         time.sleep(0.2)
+        _groups.clear()
         dist.destroy_process_group()
 
 
@@ -91,6 +114,15 @@ def all_reduce_sum(sums: Tensor | None, size: int) -> Tensor:
     return total
 
 
+def sum_numbers(numbers: Sequence[float]) -> list[float]:
+    """Return the sums over the processes of numbers, in double precision, without waiting for a GPU."""
+    if not _is_distributed():
+        return list(numbers)
+    total = torch.tensor(numbers, dtype=torch.float64)
+    dist.all_reduce(total, group=_cpu_group())
+    return total.tolist()
+
+
 def broadcast_object(value: T) -> T:
     """Return the value of rank 0 on all processes."""
     if not _is_distributed():
@@ -131,11 +163,33 @@ def all_gather_object(value: T) -> list[T]:
 
 
 @torch.no_grad()
+def all_gather_tensor(tensor: Tensor) -> Tensor:
+    """Return the tensors of all processes, which have the same shape, by rank."""
+    parts = [torch.empty_like(tensor) for _ in range(world_size())]
+    if not _is_distributed():
+        return tensor[None]
+    # Step counters of optimizers are on the CPU.
+    dist.all_gather(parts, tensor.contiguous(), group=_cpu_group() if tensor.device.type == "cpu" else None)
+    return torch.stack(parts)
+
+
+@torch.no_grad()
 def broadcast_module_(model: nn.Module) -> None:
     """Copy the parameters and buffers of rank 0 to all processes."""
     if _is_distributed():
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor.data, src=0)
+
+
+def _cpu_group() -> dist.ProcessGroup | None:
+    """Return a group whose operations run on CPU tensors; None for the default group."""
+    if "gloo" in dist.get_backend_config():
+        return None
+    if "cpu" not in _groups:
+        group = dist.new_group(backend="gloo")
+        assert isinstance(group, dist.ProcessGroup)  # this process is in a group of all
+        _groups["cpu"] = group
+    return _groups["cpu"]
 
 
 def _is_distributed() -> bool:

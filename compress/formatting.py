@@ -13,13 +13,25 @@ from torch import Tensor
 _ESCAPED_CODES = (*range(9), *range(11, 32), *range(127, 160), *range(0x2028, 0x202F), *range(0x2066, 0x206A))
 _ESCAPED_CODES += tuple(range(0xD800, 0xE000))
 _ESCAPES = {code: repr(chr(code))[1:-1] for code in _ESCAPED_CODES}
-FRACTION_METRICS = ("accuracy", "top5")  # shown in percent
+FRACTION_METRICS = ("accuracy", "top5", "agreement")  # shown in percent
+
+
+def round_up(number: float, digits: int = 4) -> float:
+    """Return a number that is not negative, rounded up to so many digits.
+
+    >>> round_up(12.341), round_up(99999), round_up(0.5)
+    (12.35, 100000.0, 0.5)
+    """
+    if not number > 0:
+        return 0.0
+    places = digits - 1 - math.floor(math.log10(number))
+    scaled = math.ceil(round(number * 10.0**places, 6))
+    return scaled / 10.0**places if places >= 0 else scaled * 10.0**-places
 
 
 def format_percent(fraction: float) -> str:
     """Format a fraction as a percentage, rounded up to four digits so that a reported minimum can be reached."""
-    digits = 3 - math.floor(math.log10(100 * fraction)) if fraction > 0 else 0
-    return f"{math.ceil(round(100 * fraction * 10**digits, 6)) / 10**digits:.4g}%"
+    return f"{round_up(100 * fraction):.4g}%"
 
 
 def format_metric(metric: str, value: float) -> str:

@@ -37,7 +37,7 @@ class ProgressBar:
     def update(self, done: int, values: Mapping[str, float] | str = "", total: int | None = None) -> None:
         """Set how many steps are done, show values or a text, and change the total if it is given."""
         self._done, self._total = done, total or self._total
-        info = values if isinstance(values, str) else "  ".join(f"{k} {v:.4g}" for k, v in values.items())
+        info = values if isinstance(values, str) else format_terms(values)
         info = printable(info)
         if self._display.progress and self._task is not None:
             self._display.progress.update(self._task, completed=done, total=self._total, info=info)
@@ -126,6 +126,20 @@ class ProgressDisplay:
             yield bar
         finally:
             bar.close()
+
+
+def format_terms(terms: Mapping[str, float]) -> str:
+    """Return the terms of a loss as text: the task's first, without their sum, which a penalty on scores dominates.
+
+    >>> format_terms({"loss": 49.18, "task": 0.3291, "penalty": 48.85})
+    'task 0.3291  penalty on scores 48.85'
+    >>> format_terms({"loss": 0.25})
+    'loss 0.25'
+    """
+    parts = [name for name in terms if name != "loss"] or list(terms)
+    labels = {"penalty": "penalty on scores"}
+    ordered = sorted(parts, key=lambda name: (name != "task", name == "penalty"))
+    return "  ".join(f"{labels.get(name, name)} {terms[name]:.4g}" for name in ordered)
 
 
 def _format_clock(seconds: float) -> str:

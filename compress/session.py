@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable
 from numbers import Integral
@@ -13,12 +14,14 @@ from torch import nn
 from compress.api import Pruned, RecipeLike
 from compress.errors import BatchError, NotReady
 from compress.formatting import describe_value
-from compress.modules import unwrap_model
-from compress.pipeline import Run, UserInputs, finish_search, start_search
+from compress.graph import Groups
+from compress.modules import unwrap_model, unwrap_teacher
+from compress.pipeline import OperationSearch, Run, SearchResult, UserInputs, cut_to_budget, finish_search, start_search
 from compress.progress import ProgressDisplay
-from compress.recipe import Recipe
-from compress.search import record_scores
+from compress.recipe import Budget, Recipe, config_class
+from compress.search import CostHistory, record_costs, record_scores
 from compress.storage import isolated_random_state
+from compress.tradeoffs import as_budget
 from compress.training import Engine, TaskLike, pick_device
 
 
@@ -27,9 +30,13 @@ class Session:
 
     def __init__(self, run: Run, steps: int) -> None:
         self._run, self.steps, self.done, self._finished = run, steps, 0, False
-        self.groups = run.find_groups()
-        self._search = start_search(run, self.groups, steps)
-        self._step = record_scores(self._search, "search", run.engine.run_state.score_history())
+        self._result: SearchResult | None = None  # of the finished search
+        self._operations = OperationSearch(run, steps) if run.recipe.target.operations else None
+        self.groups = run.find_groups() if self._operations is None else Groups.empty()
+        self._search = start_search(run, self.groups, steps) if self._operations is None else self._operations.search
+        state = run.engine.run_state
+        step = record_scores(self._search, "search", state.score_history())
+        self._step = record_costs(step, self._search, "search", state.cost_history())
         if self._search.trains:
             self.model.train()
 
@@ -62,27 +69,47 @@ class Session:
         self._run.engine.record({"stage": "search", "step": self.done, "epoch": 0.0}, values)
         return values
 
-    def finish(self) -> Pruned:
+    def costs(self) -> list[CostHistory]:
+        """Return the signed costs of the scores so far: one history for each half of the data that the search uses.
+
+        Above zero, the search wants a group smaller. Empty if the search trains no scores, or with `costs: false`.
+        """
+        return [copy.deepcopy(CostHistory.from_dict(costs)) for costs in self._run.engine.run_state.cost_history()]
+
+    def finish(self, budget: float | str | dict[str, Any] | Budget | None = None) -> Pruned:
         """Fold the scores, choose widths by the budget and slice; fine-tune the result in your own loop.
+
+        Call it again for other budgets: each call cuts a copy of the searched network. No step may follow.
+
+        Args:
+            budget: what is left, in the unit of the recipe's budget, or a whole budget; default: the recipe's.
 
         Raises:
             BudgetError: the budget cannot be met.
-            RuntimeError: the session is finished already.
+            ValueError: `budget` is not one.
+            RuntimeError: operations were chosen, and that is finished.
         """
-        self._check_open()
-        run, self._finished = self._run, True
-        if self.done < self.steps and run.recipe.search.meets_budget:
+        run, wanted, is_first, self._finished = self._run, None, not self._finished, True
+        if self._operations is not None:
+            return self._finish_operations(is_first, budget)
+        if budget is not None:
+            wanted = as_budget(budget, run.recipe.budget.unit)
+        if wanted is not None and wanted != run.recipe.budget and run.recipe.search.meets_budget:
+            warnings.warn(
+                f"the scores of the dimensions that {run.recipe.budget} drops are zero; a cut to {wanted} drops others "
+                "as well, or keeps some that are zero. Start a session with that budget, or give gamma a number",
+                stacklevel=2,
+            )
+        if is_first and self.done < self.steps and run.recipe.search.meets_budget:
             warnings.warn(
                 f"the session has made {self.done} of its {self.steps} steps: the scores of the dropped dimensions "
                 "have not reached zero yet, so the cut changes the outputs of the network",
                 stacklevel=2,
             )
-        result = finish_search(run, self._search)
-        plan = run.choose_plan(self.groups, result)
-        run.cut_(self.groups, plan, result)
-        run.evaluate_sliced()
-        run.evaluate_dense()
-        return Pruned(run.compact, run.plan, run.measure())
+        if self._result is None:
+            self._result = finish_search(run, self._search)
+        cut = cut_to_budget(run, self.groups, self._result, wanted)
+        return Pruned(cut.compact, cut.plan, cut.measure())
 
     def _check_pair(self, batch: Any) -> None:
         """Check that the task accepts both parts as batches; a single (input, target) batch has two parts as well."""
@@ -94,6 +121,17 @@ class Session:
                 f"search {self._run.recipe.search.method}: expected a pair of batches, from two halves of the data; "
                 f"got {describe_value(batch)}. Call session.step((a, b)) with a batch of each"
             ) from error
+
+    def _finish_operations(self, is_first: bool, budget: Any) -> Pruned:
+        """Keep the chosen operations; there is one choice, which a budget does not change."""
+        run = self._run
+        assert self._operations is not None
+        if not is_first or budget is not None:
+            raise RuntimeError("the session is finished; operations are chosen once, without another budget")
+        self._operations.finish_()
+        run.evaluate_sliced()
+        run.evaluate_dense()
+        return Pruned(run.compact, run.plan, run.measure())
 
     def _check_open(self) -> None:
         if self._finished:
@@ -107,8 +145,10 @@ def search_session(
     steps: int | None = None,
     train: Iterable[Any] | None = None,
     val: Iterable[Any] | None = None,
+    test: Iterable[Any] | None = None,
     task: TaskLike | None = None,
     example_inputs: Any = None,
+    teacher: nn.Module | None = None,
     device: str | torch.device | None = None,
 ) -> Session:
     """Start a search in your own loop: call `session.step(batch)` for each batch, then `session.finish()`.
@@ -122,8 +162,10 @@ def search_session(
         steps: number of steps that the loop will make; default: the recipe's, which needs `train` to count epochs.
         train: loader of (input, target) batches, to count epochs and to take the example inputs from.
         val: loader for evaluation.
+        test: loader that chooses nothing: `finish` evaluates dense and cut network on it.
         task: loss, evaluation and data of anything other than classification; replaces `train` and `val`.
         example_inputs: arguments of the model; default: the inputs of the first training batch.
+        teacher: network that the search distils from; default: `model` as it is.
         device: default: a GPU if there is one.
 
     Raises:
@@ -131,9 +173,14 @@ def search_session(
         NotReady: something is missing, or the recipe needs something that a session cannot do.
     """
     recipe, model = Recipe.load(recipe), unwrap_model(model)
+    teacher = None if teacher is None or teacher is model else unwrap_teacher(teacher)
+    if recipe.is_automatic:
+        recipe = recipe.model_copy(update={"search": config_class("netslim")(method="netslim")})
     length = recipe.search.length
     if length is None:
         raise NotReady(f"search.method: {recipe.search.method} needs no data; use compress.prune(model, recipe)")
+    if recipe.target.operations and recipe.target.widths:
+        raise NotReady("target: a session chooses operations or cuts widths; leave out one, or use compress.prune")
     if recipe.steps > 1:
         raise NotReady("steps: a session makes one round of search and cut; leave steps out, or use compress.prune")
     if steps is None and length.unit == "epochs" and train is None and getattr(task, "train", None) is None:
@@ -143,7 +190,7 @@ def search_session(
     search_only = recipe.model_copy(update={"finetune": None, "export": None})
     engine = Engine(pick_device(device, model), recipe.seed, ProgressDisplay(quiet=True), config=recipe.engine)
     with isolated_random_state():
-        inputs = UserInputs(train, val, task, example_inputs, brings_batches=train is None)
+        inputs = UserInputs(train, val, task, example_inputs, teacher, test=test, brings_batches=train is None)
         run = Run(model, search_only, engine, inputs)
         if steps is None:
             steps = run.data.search_steps or length.steps(None)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +16,11 @@ if TYPE_CHECKING:
     import compress
 
 torch.set_num_threads(1)
+
+# Ultralytics reads these when it is imported: no search for updates, no installed packages, nothing in the home folder.
+os.environ |= {"YOLO_OFFLINE": "true", "YOLO_AUTOINSTALL": "false", "YOLO_VERBOSE": "false"}
+os.environ["YOLO_CONFIG_DIR"] = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, os.environ["YOLO_CONFIG_DIR"], ignore_errors=True)
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_bilevel_session_says_that_it_is_fed_pairs(method: str) -> None:
 @pytest.mark.parametrize(
     ("recipe", "given", "match"),
     [
-        ({"budget": {"macs": 0.5}}, {}, r"search.method: magnitude needs no data; use compress.prune"),
+        ({"budget": 0.5, "search": "magnitude"}, {}, r"search.method: magnitude needs no data; use compress.prune"),
         ({**RECIPE, "steps": 2}, {}, "steps: a session makes one round"),
         (
             {**RECIPE, "search": {**SEARCH, "epochs": 3}},
@@ -119,6 +119,33 @@ def test_finished_session_is_finished() -> None:
     session = compress.search_session(dense(), RECIPE, steps=2, example_inputs=data[0][0])
     session.step(data[0])
     session.finish()
-    for again in (lambda: session.step(data[1]), session.finish):
-        with pytest.raises(RuntimeError, match="the session is finished; start another"):
-            again()
+    with pytest.raises(RuntimeError, match="the session is finished; start another"):
+        session.step(data[1])
+
+
+def test_session_is_finished_for_several_budgets() -> None:
+    """Each is the network that a session with that budget gives."""
+    train, val = loaders(count=128)
+    recipe = {"search": {"method": "netslim", "epochs": 1, "gamma": 1e-3}, "timing": {"repeats": 3}}
+    batches = list(train)
+
+    def searched(budget: str) -> compress.Session:
+        session = compress.search_session(
+            dense(), {**recipe, "budget": {"macs": budget}}, steps=2, train=batches, val=val
+        )
+        for batch in batches:
+            session.step(batch)
+        return session
+
+    session = searched("50%")
+    own = session.finish()
+    for budget in ("80%", "30%", "50%"):
+        again, alone = session.finish(budget=budget), searched(budget).finish()
+        assert again.plan.keep == alone.plan.keep
+        assert all(map(torch.equal, again.model.state_dict().values(), alone.model.state_dict().values()))
+        assert again.report.pruned.metrics == alone.report.pruned.metrics
+    assert all(map(torch.equal, again.model.state_dict().values(), own.model.state_dict().values()))
+    with pytest.raises(RuntimeError, match="the session is finished"):
+        session.step(batches[0])
+    with pytest.raises(compress.BudgetError, match="budget"):
+        session.finish(budget="0.1%")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,13 @@ def start(folder: Path, module: str, *arguments: str) -> subprocess.CompletedPro
     (folder / f"{module}.py").write_text(INTERRUPTED_IMPORT)
     environment = os.environ | {"PYTHONPATH": f"{folder}:{ROOT}"}
     return subprocess.run(
-        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=60, cwd=folder
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=folder,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells ignore it in background jobs
     )
 
 

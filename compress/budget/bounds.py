@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from compress.graph import Groups
+from compress.graph import Group, Groups
 from compress.recipe import Bound, NamePattern, Target
 
 from .importance import Importance, Int, checked_importance
@@ -40,13 +40,15 @@ class WidthBounds:
         """
         most = groups.cost.widths.copy()
         are_heads = np.array([g.kind == "heads" for g in groups], dtype=bool)  # one unit of the group is a whole head
-        multiple = np.where(are_heads, 1, target.round_to * groups.cost.num_heads)
+        multiple = np.where(are_heads, 1, _multiples(groups, target, dense_widths or {}) * groups.cost.num_heads)
         min_keep = np.where(are_heads, 1, target.min_keep * groups.cost.num_heads)
         if dense_widths is not None:
             is_cut = most < np.array([dense_widths.get(name, 0) for name in groups.cost.names], dtype=np.int64)
             most = np.where(is_cut & (most > multiple), most // multiple * multiple, most)
-        least = np.minimum(-(-min_keep // multiple) * multiple, most)
+        rounds_least = target.round_to != "auto"  # auto puts no budget out of reach
+        least = np.minimum(-(-min_keep // multiple) * multiple if rounds_least else min_keep, most)
         for i, bound in _bounds_by_group(groups, target, strict=dense_widths is None).items():
+            multiple[i] = groups.cost.num_heads[i] if target.round_to == "auto" else multiple[i]
             least[i], most[i] = _width_range(groups, i, bound, int(least[i]), int(multiple[i]), dense_widths or {})
         index_of = {name: i for i, name in enumerate(groups.cost.names)}
         bounded = _bounds_by_group(groups, target, strict=False)
@@ -62,7 +64,9 @@ class WidthBounds:
 
     def round_up(self, widths: Int) -> Int:
         """Return the next allowed widths; a branch of width zero stays removed, with its dependents."""
-        rounded = -(-np.maximum(widths, self.least_if_kept) // self.multiple) * self.multiple
+        rounded = np.where(
+            widths <= self.least_if_kept, self.least_if_kept, -(-widths // self.multiple) * self.multiple
+        )
         allowed: Int = np.minimum(rounded, self.most)
         for i, others in self.dependents.items():
             if widths[i] == 0:
@@ -76,28 +80,45 @@ class WidthBounds:
         return self.round_up(np.array(nonzero, dtype=np.int64))
 
 
+def _multiples(groups: Groups, target: Target, dense_widths: Mapping[str, int]) -> Int:
+    """Return the step between the widths of each group.
+
+    Convolutions run fast at multiples of 8 channels (benchmarks/deploy.py). Narrow groups get smaller steps, so that
+    each has at least eight widths; the dimensions of attention run in small products, where steps do not help.
+    """
+    if target.round_to != "auto":
+        return np.full(len(groups), target.round_to, dtype=np.int64)
+    widths = np.array([dense_widths.get(group.name, group.width) for group in groups], dtype=np.int64)
+    is_attention = np.array([group.kind in ("attention", "heads") for group in groups], dtype=bool)
+    steps: Int = np.select([is_attention, widths >= 64, widths >= 32, widths >= 16], [1, 8, 4, 2], default=1)
+    return steps
+
+
 def _bounds_by_group(groups: Groups, target: Target, *, strict: bool) -> dict[int, Bound]:
     """Return the bound of each group that has one, by group index. A group's name takes precedence over modules."""
     names = list(groups.cost.names)
     modules: list[set[str]] = []
     if target.bounds:
-        modules = [_enclosing_modules(slot.tensor for slot in groups[name].output_slots) for name in names]
+        modules = [_modules_that_write(groups[name]) for name in names]
+    withdrawn = {name for group in groups.withdrawn for name in (group.name, *_modules_that_write(group))}
     bounds: dict[int, Bound] = {}
     for pattern, bound in target.bounds.items():
         matches = NamePattern(pattern).matches
         hits = [i for i, name in enumerate(names) if matches(name)]
         hits = hits or [i for i, enclosing in enumerate(modules) if any(map(matches, enclosing))]
-        if not hits and strict:  # not in later rounds, where a group of the first may no longer exist
+        is_withdrawn = any(map(matches, withdrawn))  # the plan has refused the group: it stays whole
+        if not hits and strict and not is_withdrawn:  # not in later rounds, where a group may no longer exist
             known_names = {*names, *(module for enclosing in modules for module in enclosing)}
             raise ValueError(_no_match_message(groups, pattern, sorted(known_names)))
         bounds.update(dict.fromkeys(hits, bound))
     return bounds
 
 
-def _enclosing_modules(tensors: Iterable[str]) -> set[str]:
-    """Return the modules that own these tensors, with all their parents."""
+def _modules_that_write(group: Group) -> set[str]:
+    """Return the modules that own the tensors which write a group, with all their parents."""
     modules: set[str] = set()
-    for path in tensors:
+    for slot in group.output_slots:
+        path = slot.tensor
         while path := path.rpartition(".")[0]:
             modules.add(path)
     return modules

@@ -13,11 +13,13 @@ from compress.errors import BudgetError
 from compress.formatting import format_percent
 from compress.graph import Groups
 from compress.modules import shared_copy
-from compress.recipe import Budget, Ranking, Target
+from compress.recipe import Budget, Quantity, Ranking, Target
 from compress.surgery import Plan, slice_
 
 from .bounds import WidthBounds
+from .choose import check_reachable, count_within, fill_up
 from .importance import Importance, Int
+from .limits import CostLimits, computed_limits
 from .ranking import RankedDimensions
 from .timing import DoesNotRun, LatencyMeasurement, LatencyRatio
 
@@ -42,19 +44,21 @@ def choose_by_latency(
     *,
     ranking: Ranking = "global",
     dense_widths: Mapping[str, int] | None = None,
-    limit: float | None = None,
+    limits: Mapping[str, float] | None = None,
 ) -> tuple[dict[str, Int], list[str]]:
     """Return the most important dimensions that run within a latency budget as measured, and notes for the report.
 
     The number of dimensions is found by bisection on the ranking. Each candidate is sliced and timed in turn with the
     dense network until it is clear on which side of the budget it lies, with at most `4 * timing.repeats` pairs of
     runs. The widest candidate that meets the budget is measured again; if it fails, so are narrower ones. Dimensions
-    of zero importance are not kept, even if the budget has room for them.
+    of zero importance are not kept, even if the budget has room for them. If the budget limits other costs as well,
+    only candidates within these limits are timed.
 
     Args:
         measurement: how to measure; if `model` is already pruned, `measurement.reference` is the dense network.
         dense_widths: the dense network's widths by group, which bounds refer to, if `model` is already pruned.
-        limit: the fraction of the dense network's time to stay within; by default the budget's.
+        limits: the fraction of the dense network's time to stay within, as `latency`, and the costs by their units; by
+            default the budget's, with `model` as the dense network.
 
     Raises:
         BudgetError: the budget cannot be reached, or the noise is too large to tell.
@@ -62,35 +66,52 @@ def choose_by_latency(
         TypeError: the example inputs have none of the forms that a model can be called with.
     """
     if not budget.is_measured:
-        raise ValueError(f"choose_by_latency: expected a latency budget; got {budget.unit}")
-    limit = budget.left if limit is None else limit
+        raise ValueError(f"choose_by_latency: expected a latency budget; got {budget}")
+    cost_limits = computed_limits(groups, budget, limits) if budget.computed_units else CostLimits(())
+    check_reachable(groups, cost_limits, budget, target, dense_widths, limits)
+    limit = latency_fraction(model, budget, measurement) if limits is None else limits["latency"]
     bounds = WidthBounds.of(groups, target, dense_widths)
     bounds = replace(bounds, most=bounds.nonzero_widths(groups, importance))
-    ranked = RankedDimensions.of(groups, importance, bounds, ranking, budget.unit)
+    ranked = RankedDimensions.of(groups, importance, bounds, ranking, "latency")
+    most = count_within(ranked, cost_limits)
     if limit >= 1:
-        return ranked.keep(bounds.most), []
+        return ranked.keep(fill_up(ranked.widths(most), ranked, cost_limits)), []
     reference = model if measurement.reference is None else measurement.reference
-    widest_is_dense = reference is model and bool((bounds.most == groups.cost.widths).all())
-    trial = LatencyTrial(model, shared_copy(reference), groups, ranked, measurement, limit, widest_is_dense)
+    widest_is_dense = reference is model and bool((ranked.widths(most) == groups.cost.widths).all())
+    trial = LatencyTrial(model, shared_copy(reference), groups, ranked, most, measurement, limit, widest_is_dense)
     trial.check_noise()
-    widths, ratio = trial.confirm(trial.find_widest())
-    note = f"latency {ratio}: the budget of {format_percent(limit)} lies within the noise"
-    return ranked.keep(widths), [note] if ratio.high > limit else []
+    count = trial.find_widest()
+    if cost_limits.limits and count == most:  # the other limits are the tight ones
+        filled = fill_up(ranked.widths(most), ranked, cost_limits)
+        if (ratio := trial.measure(filled, measurement.timing.repeats)).value <= limit:
+            return ranked.keep(filled), [f"latency {ratio}"]
+    widths, ratio = trial.confirm(count)
+    within_noise = f": the budget of {format_percent(limit)} lies within the noise" if ratio.high > limit else ""
+    notes = [f"latency {ratio}{within_noise}"] if within_noise or cost_limits.limits else []
+    return ranked.keep(widths), notes
+
+
+def latency_fraction(model: nn.Module, budget: Budget, measurement: LatencyMeasurement) -> float:
+    """Return the latency limit as a fraction of the dense network's time, which is measured for an absolute limit."""
+    limit = budget.latency
+    assert limit is not None
+    return min(1.0, limit.amount / measurement.milliseconds(model)) if isinstance(limit, Quantity) else limit
 
 
 def check_latency_reachable(
-    model: nn.Module, groups: Groups, budget: Budget, target: Target, measurement: LatencyMeasurement
+    model: nn.Module, groups: Groups, target: Target, measurement: LatencyMeasurement, limit: float
 ) -> None:
-    """Time the narrowest network that the target allows.
+    """Time the narrowest network that the target allows, against a limit as a fraction of the dense network's time.
 
     Raises:
         BudgetError: the latency budget cannot be reached, or the noise is too large to tell.
     """
-    if budget.left >= 1 or not len(groups):
+    if limit >= 1 or not len(groups):
         return
     equal = {g.name: np.ones(g.width) for g in groups}
-    ranked = RankedDimensions.of(groups, equal, WidthBounds.of(groups, target), "global", budget.unit)
-    trial = LatencyTrial(model, shared_copy(model), groups, ranked, measurement, budget.left, widest_is_dense=True)
+    ranked = RankedDimensions.of(groups, equal, WidthBounds.of(groups, target), "global", "latency")
+    dense = shared_copy(model)
+    trial = LatencyTrial(model, dense, groups, ranked, ranked.count, measurement, limit, widest_is_dense=True)
     trial.check_noise()
     if not trial.meets_limit(0):
         raise BudgetError(trial.out_of_reach_message(*trial.measured.values()))
@@ -128,6 +149,7 @@ class LatencyTrial:
     dense: nn.Module  # a shared copy, which is run
     groups: Groups
     ranked: RankedDimensions
+    most: int  # dimensions of the widest candidate
     measurement: LatencyMeasurement
     limit: float  # fraction of the dense network's time
     widest_is_dense: bool  # whether the widest candidate is the dense network itself
@@ -156,7 +178,7 @@ class LatencyTrial:
         Raises:
             BudgetError: not even the narrowest network is within the limit.
         """
-        low, high = 0, self.ranked.count
+        low, high = 0, self.most
         if not self.meets_limit(low):
             raise BudgetError(self.out_of_reach_message(*self.measured.values()))
         if not self.widest_is_dense and self.meets_limit(high):
@@ -177,7 +199,7 @@ class LatencyTrial:
         for step in range(self.ranked.count.bit_length() + 1):
             widths = self.ranked.widths(count)
             if tuple(widths) not in measured_again:
-                ratio = measured_again[tuple(widths)] = self._measure(widths, self.measurement.timing.repeats)
+                ratio = measured_again[tuple(widths)] = self.measure(widths, self.measurement.timing.repeats)
                 self._report_progress(f"latency {ratio} when measured again", last=ratio.value <= self.limit)
                 if ratio.value <= self.limit:
                     return widths, ratio
@@ -189,7 +211,7 @@ class LatencyTrial:
         widths = self.ranked.widths(count)
         key = tuple(widths)
         if key not in self.measured:
-            self.measured[key] = self._measure(widths)
+            self.measured[key] = self.measure(widths)
             dimensions = f"{sum(key)} of {sum(self.groups.cost.widths)} dimensions"
             self._report_progress(f"latency {self.measured[key]} with {dimensions}")
         return self.measured[key].value <= self.limit
@@ -203,7 +225,8 @@ class LatencyTrial:
             "round_to, bounds."
         )
 
-    def _measure(self, widths: Int, min_pairs: int = 0) -> LatencyRatio:
+    def measure(self, widths: Int, min_pairs: int = 0) -> LatencyRatio:
+        """Slice a candidate to these widths and time it until it is clear on which side of the limit it lies."""
         plan = Plan.build(self.model, self.groups, self.ranked.keep(widths))
         candidate = slice_(shared_copy(self.model), plan)
         try:
@@ -214,7 +237,7 @@ class LatencyTrial:
             raise CandidateDoesNotRun(str(error), plan) from error
 
     def _report_progress(self, text: str, *, last: bool = False) -> None:
-        bisections = min(MAX_BISECTIONS, math.ceil(math.log2(self.ranked.count + 1)))
+        bisections = min(MAX_BISECTIONS, math.ceil(math.log2(self.most + 1)))
         total = 3 + (not self.widest_is_dense) + bisections  # if the first candidate is confirmed
         self.done = total if last else min(self.done + 1, total - 1)
         self.measurement.report_progress(text, self.done, total)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from compress.graph import Groups
 from compress.progress import ProgressBar, ProgressDisplay
-from compress.recipe import Recipe, Target
+from compress.recipe import Ranking, Recipe, Target
 
 from .bounds import WidthBounds
-from .choose import choose_widths, smallest_fraction
+from .choose import choose_widths, smallest_fractions
 from .importance import Int
 from .latency import choose_by_latency, measure_dimension_times
+from .limits import dense_costs
 from .timing import Clock, LatencyMeasurement
-from .units import UNITS
 
 TIME_SCALE = 10**9  # estimated times are integers, in billionths of the dense network's time
 
@@ -33,7 +33,7 @@ class PruningSchedule:
         model: the network to prune, without gates.
         reference: the dense network.
         dense_widths: the dense network's widths, if `model` is already pruned.
-        limit: cost that this round may leave; by default the budget's fraction of the cost of `model`.
+        limits: unit -> cost that this round may leave; latency as a fraction of the dense network's.
     """
 
     recipe: Recipe
@@ -44,7 +44,7 @@ class PruningSchedule:
     dense_widths: Mapping[str, int] | None
     round_index: int
     display: ProgressDisplay
-    limit: float | None = None
+    limits: Mapping[str, float] = field(kw_only=True)
     clock: Clock = time.perf_counter
 
     def __post_init__(self) -> None:
@@ -52,48 +52,72 @@ class PruningSchedule:
         # Saved with the search, so that a resumed search continues with the same times.
         self.measured_times = torch.full((len(self.groups),), math.nan, dtype=torch.float64) if measured else None
 
-    def __call__(self, importance: dict[str, Tensor], progress: float) -> dict[str, Int]:
-        """Return the dimensions to keep when a fraction `progress` (0 to 1) of this round's pruning is due."""
+    def __call__(self, importance: dict[str, Tensor], progress: float, ranking: Ranking = "cost") -> dict[str, Int]:
+        """Return the dimensions to keep when a fraction `progress` (0 to 1) of this round's pruning is due.
+
+        Args:
+            ranking: how importance is compared across groups; with a latency budget, `cost` is per measured time.
+        """
         recipe, groups, target = self.recipe, self.groups, self.recipe.target
         if progress < 1:  # widths are rounded once, at the end of the round
             target = target.model_copy(update={"round_to": 1})
         if recipe.budget.is_measured:
-            return self._keep_by_latency(importance, progress, target)
-        start = int(UNITS[recipe.budget.unit].cost_of_widths(groups)(groups.cost.widths))
-        end = recipe.budget.left * start if self.limit is None else self.limit
-        smallest = smallest_fraction(groups, recipe.budget, target, self.dense_widths) * start
-        limit = max(start - (start - end) * progress, smallest)
+            return self._keep_by_latency(importance, progress, target, ranking)
         return choose_widths(
-            groups, importance, recipe.budget, target, ranking="cost", dense_widths=self.dense_widths, limit=limit
+            groups,
+            importance,
+            recipe.budget,
+            target,
+            ranking=ranking,
+            dense_widths=self.dense_widths,
+            limits=self._limits_on_the_way(progress, target),
         )
 
-    def _keep_by_latency(self, importance: dict[str, Tensor], progress: float, target: Target) -> dict[str, Int]:
+    def _limits_on_the_way(self, progress: float, target: Target) -> dict[str, float]:
+        """Return the computed limits when a fraction of this round's pruning is due; always reachable."""
+        current = dense_costs(self.groups, self.recipe.budget)
+        smallest = smallest_fractions(self.groups, self.recipe.budget, target, self.dense_widths)
+        return {
+            unit: max(start - (start - self.limits[unit]) * progress, smallest[unit] * start)
+            for unit, start in current.items()
+        }
+
+    def _keep_by_latency(
+        self, importance: dict[str, Tensor], progress: float, target: Target, ranking: Ranking
+    ) -> dict[str, Int]:
         """Estimate the time of widths by the time per dimension on the way; measure candidates at the end."""
         recipe, groups = self.recipe, self.groups
-        times = self.dimension_times()
-        per_time = {name: value / max(times[name], 1 / TIME_SCALE) for name, value in importance.items()}
+        if ranking == "cost":
+            times, ranking = self.dimension_times(), "global"
+            importance = {name: value / max(times[name], 1 / TIME_SCALE) for name, value in importance.items()}
         if progress < 1:
-            fraction = 1 - (1 - recipe.budget.left ** (1 / recipe.steps)) * progress
+            of_this_round = self.limits["latency"] ** (
+                1 / (self.round_index + 1)
+            )  # every round leaves the same fraction
+            fraction = 1 - (1 - of_this_round) * progress
             smallest = self._estimated_time(WidthBounds.of(groups, target, self.dense_widths).least)
+            on_the_way = self._limits_on_the_way(progress, target)
             return choose_widths(
                 groups,
-                per_time,
+                importance,
                 recipe.budget,
                 target,
+                ranking=ranking,
                 dense_widths=self.dense_widths,
-                limit=max(fraction * TIME_SCALE, smallest),
-                cost_of=self._estimated_time,
+                limits=on_the_way | {"latency": max(fraction * TIME_SCALE, smallest)},
+                estimated_latency=self._estimated_time,
             )
         with self.display.bar("timing candidates") as bar:
             keep, _ = choose_by_latency(
                 self.model,
                 groups,
-                per_time,
+                importance,
                 recipe.budget,
                 target,
                 self._measurement(bar),
+                ranking=ranking,
                 dense_widths=self.dense_widths,
-                limit=recipe.budget.left ** ((self.round_index + 1) / recipe.steps),
+                limits=self.limits,
             )
         return keep
 

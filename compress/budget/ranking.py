@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,9 @@ from compress.recipe import Ranking
 from .bounds import WidthBounds
 from .importance import Float, Importance, Int, checked_importance
 from .units import UNITS
+
+EVEN_COSTS = 6.0  # `balanced`: costs of a dimension that differ by no more than this factor are about the same
+LEAST_SHARE = 2 / 3  # `bounded`: what a group keeps at least, relative to all
 
 
 @dataclass(frozen=True)
@@ -79,27 +83,52 @@ def comparable_importance(groups: Groups, importance: Importance, ranking: Ranki
     fraction of the network's cost that one dimension takes, in the budget's unit or else in MACs; dimensions without
     cost come first. `lamp` does the same with the LAMP score in place of importance: the root of a dimension's share
     in the sum over dimensions that are at least as important in its group (Lee et al., Layer-adaptive sparsity for the
-    magnitude-based pruning, ICLR 2021), so that no group is emptied before the others.
+    magnitude-based pruning, ICLR 2021), so that no group is emptied before the others. `bounded` ranks as `global`, but
+    the k-th best of the n dimensions of a group counts as one of the best 3/2 k/n of all. `balanced` is
+    `lamp` if the costs of a dimension differ by a factor of `EVEN_COSTS` at most, else `bounded`: per cost, the first
+    layers of a network for large images would be emptied, because a dimension of them costs a hundred times as much.
 
     Raises:
         ValueError: importance is missing, has the wrong shape or contains NaN; or the ranking is unknown.
     """
     values = checked_importance(groups, importance)
+    cost_unit = UNITS[unit].for_ranking
+    per_dimension = cost_unit.cost_per_dimension(groups)
+    if ranking == "balanced":
+        costs = per_dimension[per_dimension > 0]
+        ranking = "lamp" if not costs.size or costs.max() <= EVEN_COSTS * costs.min() else "bounded"
     if ranking == "global":
         return values
+    if ranking == "bounded":
+        return _bounded_ranks(values)
     if ranking == "group":
         return {name: value / _mean_magnitude(value) for name, value in values.items()}
     if ranking == "lamp":
         values = {name: _lamp_score(value) for name, value in values.items()}
     elif ranking != "cost":
-        raise ValueError(f"ranking: expected cost, global, group or lamp; got {ranking!r}")
-    cost_unit = UNITS[unit].for_ranking
+        raise ValueError(f"ranking: expected balanced, bounded, cost, global, group or lamp; got {ranking!r}")
     total = int(cost_unit.cost_of_widths(groups)(groups.cost.widths))
-    per_dimension = cost_unit.cost_per_dimension(groups)
     return {
         name: values[name] / (cost / total) if cost else np.full(len(values[name]), np.inf)
         for name, cost in zip(groups.cost.names, per_dimension.tolist(), strict=True)
     }
+
+
+def _bounded_ranks(values: Mapping[str, Float]) -> dict[str, Float]:
+    """Return minus the fraction of all dimensions that are kept when a dimension is, 3/2 of its group's at most."""
+    overall = _kept_fractions(np.concatenate([np.zeros(0), *values.values()]))
+    starts = np.cumsum([len(value) for value in values.values()])[:-1]
+    return {
+        name: -np.minimum(fraction, _kept_fractions(value) / LEAST_SHARE)
+        for (name, value), fraction in zip(values.items(), np.split(overall, starts), strict=True)
+    }
+
+
+def _kept_fractions(value: Float) -> Float:
+    """Return the fraction of values that are kept if a value and all better ones are: 1 for the smallest."""
+    fractions = np.empty(len(value))
+    fractions[np.argsort(-value, kind="stable")] = np.arange(1, len(value) + 1) / max(len(value), 1)
+    return fractions
 
 
 def _lamp_score(value: Float) -> Float:

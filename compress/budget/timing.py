@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -147,7 +147,7 @@ class LatencyMeasurement:
     example_inputs: Any
     timing: Timing
     reference: nn.Module | None = None
-    clock: Clock = time.perf_counter
+    clock: Clock = field(default_factory=lambda: time.perf_counter)
     on_progress: OnProgress | None = None
 
     @cached_property
@@ -161,6 +161,12 @@ class LatencyMeasurement:
         """Time two networks in turn until `is_clear(ratio)`, at most four times `timing.repeats`."""
         timer = InterleavedTimer([dense, candidate], self.inputs, self.clock)
         return timer.run_until_clear(self.timing.repeats, min_pairs, is_clear)
+
+    def milliseconds(self, model: nn.Module) -> float:
+        """Return the median time of a network over `timing.repeats` runs."""
+        timer = InterleavedTimer([shared_copy(model)], self.inputs, self.clock)
+        timer.run(self.timing.repeats)
+        return timer.times[0].median
 
     def report_progress(self, text: str, done: int, total: int) -> None:
         if self.on_progress is not None:

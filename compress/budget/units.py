@@ -1,7 +1,7 @@
 """Budget units: one entry in a table for each, with the cost of widths in that unit.
 
 A new computed unit needs an entry in `UNITS`, and its name in `BudgetUnit` and as a field of `Budget`, both in
-recipe/sections.py.
+recipe/budget_section.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.formatting import round_up
 from compress.graph import Groups
 
 from .importance import Int
@@ -58,6 +59,18 @@ class Unit:
         per_dimension: NDArray[np.float64] = (int(cost_of(widths)) - one_less) / num_heads
         return per_dimension
 
+    def format(self, cost: float) -> str:
+        """Format a cost in this unit, rounded up to four digits so that a reported minimum can be reached.
+
+        >>> UNITS["macs"].format(20_312_345), UNITS["size"].format(1_081_000), UNITS["latency"].format(5)
+        ('20.32M', '1.081 MB', '5 ms')
+        """
+        space = " " if self.name in ("size", "latency") else ""
+        ending = {"size": "B", "latency": "ms"}.get(self.name, "")
+        scales = () if self.name == "latency" else ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+        scale, prefix = next(((s, p) for s, p in scales if cost >= s), (1.0, ""))
+        return f"{round_up(cost / scale):.12g}{space}{prefix}{ending}"
+
     @property
     def for_ranking(self) -> Unit:
         """The computed unit that importance per cost is ranked in: this one, or MACs in place of it."""
@@ -70,6 +83,7 @@ UNITS = {
         Unit("macs", "MACs", lambda groups, widths: groups.cost.macs(widths)),
         Unit("params", "parameters", lambda groups, widths: groups.cost.params(widths)),
         Unit("dims", "dimensions", lambda groups, widths: groups.cost.dims(widths)),
+        Unit("size", "file size", lambda groups, widths: groups.cost.size(widths)),
         Unit("latency", "latency", measured=True),
         Unit("auto", "auto"),
     )

@@ -16,17 +16,22 @@ from compress.version import __version__
 
 from .bench import bench
 from .export import export
+from .landscape import landscape
 from .options import error_console
 from .output import robust_output
 from .preview import preview
 from .prune import prune
 from .quickstart import quickstart
 from .recipes import recipes
+from .sensitivity import sensitivity
+from .tradeoff import tradeoff
 
 TRACEBACK_FLAG = "--traceback"  # removed by main, wherever it is on the command line
 OPTION_OF_ARGUMENT = {  # argument of compress.prune in an error message -> option of the command line
     "example_inputs": "--input, as a shape such as 1,3,224,224",
     "train=LOADER": "--data",
+    "span:": "--range",
+    "variance_resolution=None": "--variance-resolution 0",
 }
 
 app = typer.Typer(
@@ -35,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (preview, prune, export, bench, recipes, quickstart):
+for command in (preview, prune, tradeoff, sensitivity, landscape, export, bench, recipes, quickstart):
     app.command()(command)
 
 
@@ -70,7 +75,8 @@ def repeat_cfg_options(arguments: list[str]) -> list[str]:
 def main() -> None:
     """Run the command line; print an error in red, without a traceback unless `--traceback` is given.
 
-    Exit codes: 0 done, 1 the budget cannot be met, 2 invalid input, 130 interrupted, 141 the reader of a pipe has gone.
+    Exit codes: 0 done, 1 the budget cannot be met, 2 invalid input, 130 interrupted, 141 the reader of a pipe has gone,
+    143 terminated.
     """
     restore_interrupts()
     with robust_output():

@@ -14,7 +14,7 @@ from compress.pipeline import export_network
 from compress.progress import ProgressDisplay
 from compress.recipe import Data, Export, Timing
 from compress.report import Report
-from compress.storage import find_saved
+from compress.storage import YOLO_FILE, find_saved
 from compress.surgery import Plan
 from compress.surgery import load as load_model
 from compress.training import Classification
@@ -76,7 +76,12 @@ def export(
 
     compress export out --mmdet cascade-mask-rcnn_swin-t-p4-w7_fpn_3x_coco --onnx detector.onnx --images pictures
     """
-    check_one_model(model, detector)
+    if model is None and detector is None and (directory / YOLO_FILE).exists():
+        raise ValueError(
+            f"{directory}: a pruned YOLO is exported by Ultralytics' own exporter, which keeps its metadata: "
+            f"compress.yolo.load({str(directory)!r}).export(format='onnx')"
+        )
+    check_one_model({"--model": model, "--mmdet": detector})
     if detector is not None:
         ignored: dict[str, Any] = {"--data": data, "--input": shape, "--int8": int8, "--half": half or None}
         ignored |= {"--static": static or None, "--any-size": any_size or None}

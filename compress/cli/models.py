@@ -15,26 +15,57 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
+from compress.recipe import packaged_recipes
+
 MODEL_FORMS = "torchvision:NAME, timm:NAME or package.module:factory"
+YAML = (".yaml", ".yml")
 IMAGENET_SIZE = (3, 224, 224)
 WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # that DataParallel, DDP and torch.compile add to every name
 
 
-def build_model(spec: str, weights: Path | None = None) -> nn.Module:
+def build_model(spec: str, weights: Path | None = None, option: str = "--model") -> nn.Module:
     """Build a model from `torchvision:resnet18`, `timm:resnet18` or `package.module:factory`; load weights from a file.
+
+    Args:
+        option: the option that names the model, for messages; its weights are those of `weights_option(option)`.
 
     Raises:
         ValueError: there is no such model, or the weights do not fit it.
     """
     source, _, name = spec.partition(":")
     if not name:
-        raise ValueError(f"--model {spec}: expected {MODEL_FORMS}")
+        raise ValueError(f"{option} {spec}: expected {MODEL_FORMS}")
     model = (
-        _build_from_library(source, name) if source in ("torchvision", "timm") else _build_from_factory(source, name)
+        _build_from_library(source, name, option)
+        if source in ("torchvision", "timm")
+        else _build_from_factory(source, name, option)
     )
     if weights is not None:
-        _load_weights(model, weights)
+        load_weights_(model, weights, option)
     return model
+
+
+def load_weights_(model: nn.Module, path: Path, option: str = "--model") -> None:
+    """Load the state dict in a file into a model, without running code that is in the file.
+
+    Args:
+        option: the option that names the model, for messages.
+
+    Raises:
+        ValueError: there is no such file, or the weights do not fit.
+    """
+    try:
+        _load_weights(model, path)
+    except ValueError as error:
+        raise ValueError(f"{weights_option(option)} {path}: {error}") from error
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Return the packaged recipes, YAML files and folders whose names start with a text, for the shell's completion."""
+    folder, _, prefix = incomplete.rpartition("/")
+    paths = Path(f"{folder}/" if "/" in incomplete else ".").glob(f"{prefix}*")
+    files = sorted(f"{path}/" * path.is_dir() or str(path) for path in paths if path.is_dir() or path.suffix in YAML)
+    return [*sorted(name for name in packaged_recipes() if name.startswith(incomplete)), *files]
 
 
 def import_from_current_directory() -> None:
@@ -46,11 +77,17 @@ def import_from_current_directory() -> None:
         sys.path.insert(0, "")
 
 
-def weights_notice(spec: str) -> str:
+def weights_option(option: str) -> str:
+    """Return the option for the weights of the model that an option names: --weights or --teacher-weights."""
+    return "--weights" if option == "--model" else f"{option}-weights"
+
+
+def weights_notice(spec: str, option: str = "--model") -> str:
     """Return a notice about the weights of a model that gets none from a file."""
+    weights = weights_option(option)
     if spec.partition(":")[0] in ("torchvision", "timm"):
-        return f"no --weights: {spec} has random weights; give --weights FILE"
-    return f"no --weights: {spec} has the weights of its factory; if they are random, give --weights FILE"
+        return f"no {weights}: {spec} has random weights; give {weights} FILE"
+    return f"no {weights}: {spec} has the weights of its factory; if they are random, give {weights} FILE"
 
 
 def image_size(model: nn.Module) -> tuple[int, ...]:
@@ -63,14 +100,14 @@ def image_size(model: nn.Module) -> tuple[int, ...]:
     return IMAGENET_SIZE
 
 
-def _build_from_library(source: str, name: str) -> nn.Module:
+def _build_from_library(source: str, name: str, option: str) -> nn.Module:
     import timm
     import torchvision
 
     known = torchvision.models.list_models() if source == "torchvision" else timm.list_models()
     if name not in known:
         nearest = difflib.get_close_matches(name, known, n=3)
-        raise ValueError(f"--model {source}:{name}: no such model; the nearest are {', '.join(nearest) or 'none'}")
+        raise ValueError(f"{option} {source}:{name}: no such model; the nearest are {', '.join(nearest) or 'none'}")
     if source == "timm":
         model: nn.Module = timm.create_model(name)
         return model
@@ -83,41 +120,41 @@ def _build_from_library(source: str, name: str) -> nn.Module:
     return model
 
 
-def _build_from_factory(source: str, name: str) -> nn.Module:
+def _build_from_factory(source: str, name: str, option: str) -> nn.Module:
     import_from_current_directory()
     try:
         factory = getattr(importlib.import_module(source), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(
-            f"--model {source}:{name}: {error}. Expected {MODEL_FORMS}, importable from the current directory."
+            f"{option} {source}:{name}: {error}. Expected {MODEL_FORMS}, importable from the current directory."
         ) from error
     model = factory()
     if not isinstance(model, nn.Module):
-        raise ValueError(f"--model {source}:{name}: expected a torch.nn.Module, got {type(model).__name__}")
+        raise ValueError(f"{option} {source}:{name}: expected a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:
     if not path.exists():
-        raise ValueError(f"--weights {path}: no such file")
+        raise ValueError("no such file")
     try:
         if path.suffix == ".safetensors":
             state: Any = load_file(path)
         else:
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the type depends on the format
-        raise ValueError(f"--weights {path}: {_explain_unreadable(path, error)}") from error
+        raise ValueError(_explain_unreadable(path, error)) from error
     if isinstance(state, Mapping):
         state = state.get("state_dict", state.get("model", state))
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
-        raise ValueError(f"--weights {path}: expected tensors by name; got {type(state).__name__}. {SAVE_ADVICE}")
+        raise ValueError(f"expected tensors by name; got {type(state).__name__}. {SAVE_ADVICE}")
     expected = model.state_dict()
     state = _match_wrapper_prefix(state, expected)
     try:
         model.load_state_dict(state)
     except RuntimeError as error:  # its message lists every key
         problems = _describe_mismatch(state, expected) or [str(error)]
-        raise ValueError(f"--weights {path}: " + "\n  ".join(problems)) from error
+        raise ValueError("\n  ".join(problems)) from error
 
 
 SAVE_ADVICE = "Save it with torch.save(model.state_dict(), FILE)"

@@ -3,46 +3,68 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from compress.api import prune as prune_model
-from compress.data import is_factory, loaders
+from compress.data import is_factory
 from compress.distributed import rank
+from compress.modules import is_hugging_face_model
 from compress.progress import PROGRESS_VARIABLE, ProgressDisplay
-from compress.recipe import Recipe
 from compress.startup import INTERRUPTED
 
-from .models import import_from_current_directory
+from .models import import_from_current_directory, load_weights_
 from .options import (
+    BudgetOption,
+    CalibrationOption,
     CfgOptionsOption,
     CheckpointOption,
     DataOption,
     DetectorOption,
     JsonOption,
     OptionalModelOption,
-    RecipeOption,
+    OptionalRecipeOption,
     ShapeOption,
+    TaskOption,
+    TeacherOption,
+    TeacherWeightsOption,
+    TestOption,
+    TrustPickleOption,
     WeightsOption,
+    YoloOption,
     build_model_with_notice,
     check_one_model,
     console,
+    data_arguments,
     example_input,
+    load_recipe,
 )
 
 
 def prune(
-    recipe: RecipeOption,
     workdir: Annotated[Path, typer.Option("--workdir", help="folder for plan, weights, report and checkpoints")],
     model: OptionalModelOption = None,
+    recipe: OptionalRecipeOption = None,
+    budget: BudgetOption = None,
     data: DataOption = None,
+    task: TaskOption = None,
+    test: TestOption = None,
+    calibration: CalibrationOption = None,
     weights: WeightsOption = None,
+    teacher: TeacherOption = None,
+    teacher_weights: TeacherWeightsOption = None,
     shape: ShapeOption = None,
     detector: DetectorOption = None,
     checkpoint: CheckpointOption = None,
     cfg_options: CfgOptionsOption = None,
+    yolo: YoloOption = None,
+    trust_pickle: TrustPickleOption = False,
     resume: Annotated[bool, typer.Option("--resume", help="continue the run in the workdir")] = False,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu, cuda, cuda:1", show_default="a GPU if there is one")
@@ -58,46 +80,73 @@ def prune(
 
     Examples:
 
-    compress prune --model torchvision:resnet50 --recipe magnitude_half --workdir out
+    compress prune --model timm:resnet50 --weights r50.safetensors --budget 50% --data folder:imagenet --workdir out
+
+    compress prune --model my_project:unet --task my_project:task --recipe unet_half --workdir unet
+
+    compress prune --model torchvision:resnet50 --recipe magnitude_half --budget macs=1.5G,params=12M --workdir out
 
     compress prune --model timm:resnet50 --weights r50.safetensors --recipe resnet50_imagenet_netslim
     --data folder:imagenet --workdir out
 
+    compress prune --model timm:resnet50 --weights r50.safetensors --recipe repair_half --calibration folder:photos
+    --workdir out
+
     compress prune --mmdet cascade-mask-rcnn_swin-t-p4-w7_fpn_3x_coco --checkpoint detector.pth
     --recipe swin_t_cascade_40 --workdir out --cfg-options train_dataloader.batch_size=4
+
+    compress prune --yolo yolo11n.pt --data coco128.yaml --recipe yolo_half --workdir out --cfg-options imgsz=320
 
     compress prune ... --workdir out --resume       (continues a run that was stopped)
 
     torchrun --nproc_per_node 4 -m compress prune ...    (or accelerate launch -m compress prune ...)
 
-    Exit codes: 0 done, 1 the budget cannot be met, 2 invalid input, 130 interrupted.
+    Exit codes: 0 done, 1 the budget cannot be met, 2 invalid input, 130 interrupted, 143 terminated.
     """
     if progress is not None:
         os.environ[PROGRESS_VARIABLE] = progress
     ProgressDisplay(quiet)  # raises if --progress is not one of its modes
-    settings = _load_recipe(recipe, data, seed)
+    settings = load_recipe(recipe, budget, data if yolo is None else None, seed)
+    if task is not None:
+        if data is not None:
+            raise ValueError("--task: a task has its own data; leave --data out")
+        settings = settings.model_copy(update={"task": task})
     names_config = detector is not None and (bool(cfg_options) or Path(detector).is_file())
-    if settings.task is not None or is_factory(settings.data.source) or names_config:
+    is_from_factory = any(map(is_factory, (settings.data.source, calibration, test)))
+    if settings.task is not None or is_from_factory or names_config:
         import_from_current_directory()
-    check_one_model(model, detector)
+    check_one_model({"--model": model, "--mmdet": detector, "--yolo": yolo})
     inputs: dict[str, Any] = {}  # keyword arguments of compress.prune
     if detector is not None:
-        ignored = {"--data": data, "--weights": weights, "--input": shape}
+        ignored = {"--data": data, "--task": task, "--weights": weights, "--input": shape, "--teacher": teacher}
         if given_options := [name for name, value in ignored.items() if value is not None]:
             raise ValueError(
                 f"{given_options[0]}: not for --mmdet, whose config contains it; see --checkpoint and --cfg-options"
             )
+        if test is not None:
+            raise ValueError("--test: not for --mmdet, whose evaluator reads the validation data of the config")
         from compress.mmdet.commands import build_for_command
 
         network, inputs["task"] = build_for_command(detector, checkpoint, cfg_options or [], settings.seed, quiet)
+    elif yolo is not None:
+        ignored = {"--task": task, "--checkpoint": checkpoint, "--test": test, "--input": shape, "--teacher": teacher}
+        network, inputs["task"] = _build_yolo(
+            yolo, weights, data, cfg_options or [], trust_pickle, settings.seed, ignored
+        )
     elif checkpoint is not None or cfg_options:
         raise ValueError("--checkpoint, --cfg-options: only for --mmdet; --model takes --weights")
-    if data is not None:  # replaces the data of the recipe's task
-        inputs["train"], inputs["val"] = loaders(settings.data)
+    if trust_pickle and yolo is None:
+        raise ValueError("--trust-pickle: only for --yolo; --weights reads a .pt file without running its code")
+    inputs |= data_arguments(settings, data if yolo is None else None, test, calibration)
     if model is not None:
         network = build_model_with_notice(model, weights)
-        if shape is not None or (settings.data.source is None and settings.task is None):
+        has_no_data = settings.data.source is None and settings.task is None and calibration is None
+        if shape is not None or has_no_data:
             inputs["example_inputs"] = example_input(network, shape)
+    if teacher is not None:
+        inputs["teacher"] = build_model_with_notice(teacher, teacher_weights, "--teacher")
+    elif teacher_weights is not None:
+        raise ValueError("--teacher-weights: whose weights? Give --teacher as well")
     try:
         pruned = prune_model(network, settings, workdir=workdir, resume=resume, device=device, quiet=quiet, **inputs)
     except KeyboardInterrupt:
@@ -110,16 +159,45 @@ def prune(
     console.print(pruned.report)
     console.print(f"saved in {workdir}; open {workdir / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
     reload_call = f"compress.load(fresh_dense_model, {str(workdir)!r})"
+    if is_hugging_face_model(pruned.model) and (workdir / "config.json").exists():
+        reload_call = f"compress.hf.load({str(workdir)!r})"
+    if yolo is not None:
+        reload_call = f"compress.yolo.load({str(workdir)!r})"
     if detector is not None:
-        reload_call = f"mmdet.apis.init_detector({str(workdir / 'config.py')!r})"
+        device_argument = "" if torch.cuda.is_available() else ", device='cpu'"
+        reload_call = (
+            "import compress.mmdet, mmdet.apis; "
+            f"detector = mmdet.apis.init_detector({str(workdir / 'config.py')!r}{device_argument})"
+        )
     console.print(f"reload with {reload_call}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _load_recipe(name: str, data: str | None, seed: int | None) -> Recipe:
-    """Load a recipe with the data source and the seed of the command line."""
-    if data is None and seed is None:
-        return Recipe.load(name)
-    recipe = Recipe.load({"extends": name} | ({} if seed is None else {"seed": seed}))
-    if data is None:
-        return recipe
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": data})})
+def _build_yolo(
+    spec: str,
+    weights: Path | None,
+    data: str | None,
+    options: Sequence[str],
+    trust_pickle: bool,
+    seed: int,
+    ignored: Mapping[str, Any],
+) -> tuple[Any, Any]:
+    """Return the network of `--yolo` and its task.
+
+    Args:
+        ignored: options that do not go with it, by name.
+
+    Raises:
+        ValueError: one of these is given, or network, weights, data or settings cannot be used.
+        ImportError: ultralytics is not installed, or too old.
+    """
+    if given_options := [name for name, value in ignored.items() if value is not None]:
+        raise ValueError(f"{given_options[0]}: not for --yolo; see --weights, --data and --cfg-options")
+    with redirect_stdout(sys.stderr):  # Ultralytics' logger keeps the stream that was stdout when it was imported
+        from compress.yolo.commands import build_for_command
+
+    network, task = build_for_command(spec, data, options, trust_pickle, seed)
+    if weights is not None:
+        load_weights_(network, weights)
+    elif not spec.endswith(".pt") and not rank():
+        ProgressDisplay().message(f"no --weights: {spec} has random weights; give --weights FILE")
+    return network, task

@@ -16,9 +16,11 @@ from .batches import (
     resume_limits,
     seed_loader,
 )
+from .image_files import calibration_loader
 from .micro_batches import AccumulatedBatch, batch_size_of, batches_of_step, slice_batch, split_batch
-from .named_loaders import DATA_SOURCES, TrainValLoaders, is_factory, loaders
-from .sharding import shard_loader
+from .named_loaders import DATA_SOURCES, TrainValLoaders, is_factory, loaders, test_loader
+from .sharding import shard_loader, shards_itself
+from .shuffling import shuffled_loader
 from .split_halves import split_into_halves
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "accumulate_batches",
     "batch_size_of",
     "batches_of_step",
+    "calibration_loader",
     "count_steps",
     "derive_seed",
     "is_factory",
@@ -41,7 +44,10 @@ __all__ = [
     "resume_limits",
     "seed_loader",
     "shard_loader",
+    "shards_itself",
+    "shuffled_loader",
     "slice_batch",
     "split_batch",
     "split_into_halves",
+    "test_loader",
 ]

@@ -215,20 +215,24 @@ def iterate_batches(
     Args:
         name: of the stage; part of the seed, and named in errors.
         resume_at: position after which to continue.
-        random_states: state of each process at that position.
+        random_states: state of each process at that position; there may be fewer or more processes now.
 
     Raises:
         BatchError: the loader gives no batch, or ends too early.
     """
     epoch, skip = (resume_at.epoch, resume_at.batches_read) if resume_at else (0, 0)
     size = num_batches(loader)
+    if count == 0:  # the loop was stopped behind its last step
+        if random_states and rank() < len(random_states):
+            set_random_state(random_states[rank()])
+        return
     with reproducible_reading(loader):
         while True:
             seed_loader(loader, derive_seed(seed, name, epoch), epoch)
             reader, batches_read = iter(loader), 0
             while batches_read < skip and next(reader, loader) is not loader:
                 batches_read += 1
-            if random_states:
+            if random_states and rank() < len(random_states):  # else the process is new: the epoch's seed counts
                 set_random_state(random_states[rank()])
             random_states, skip = None, 0
             for batch in reader:

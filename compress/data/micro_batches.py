@@ -26,6 +26,8 @@ def batch_size_of(batch: Any) -> int | None:
     """Return the number of samples of a batch, or None if its tensors have no common first dimension."""
     if lists := _image_lists(batch):
         return len(lists[0])
+    if values := _labelled_images(batch):
+        return len(values[0])
     lengths = {leaf.shape[0] if isinstance(leaf, Tensor) and leaf.ndim else None for leaf in pytree.tree_leaves(batch)}
     return lengths.pop() if len(lengths) == 1 else None
 
@@ -44,6 +46,8 @@ def slice_batch(batch: Any, start: int, end: int) -> Any:
     if lists := _image_lists(batch):
         parts = [part[start:end] for part in lists]
         return dict(zip(batch, parts, strict=True)) if isinstance(batch, Mapping) else type(batch)(parts)
+    if values := _labelled_images(batch):
+        return dict(zip(batch, (value[start:end] for value in values), strict=True))
     return pytree.tree_map(lambda leaf: leaf[start:end], batch)
 
 
@@ -53,3 +57,12 @@ def _image_lists(batch: Any) -> list[Any]:
     same_length = len({len(part) if isinstance(part, (list, tuple)) else 0 for part in parts}) == 1
     images = [leaf for part in parts[:1] for leaf in (part if isinstance(part, (list, tuple)) else [])]
     return parts if same_length and images and all(isinstance(i, Tensor) and i.ndim == 3 for i in images) else []
+
+
+def _labelled_images(batch: Any) -> list[Any]:
+    """Return the values of a dict of tensors and of lists with a dict for each image, as DETR's; empty for others."""
+    values = list(batch.values()) if isinstance(batch, Mapping) else []
+    if not any(isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value) for value in values):
+        return []
+    sized = all(isinstance(value, list) or (isinstance(value, Tensor) and value.ndim) for value in values)
+    return values if sized and len({len(value) for value in values}) == 1 else []

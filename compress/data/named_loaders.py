@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import io
@@ -13,12 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from compress.recipe import Data
 
 DATA_SOURCES = "digits, cifar10:FOLDER, cifar100:FOLDER, folder:FOLDER (with train/ and val/) or package.module:factory"
 SOURCES_WITHOUT_CODE = ("digits", "cifar10", "cifar100", "folder")  # whatever else has a colon names a factory
+CIFAR_VALIDATION = 0.1  # part of the training images; the test images choose nothing
 IMAGENET_MEAN_STD = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 TrainValLoaders = tuple[Iterable[Any] | None, Iterable[Any] | None]
 
@@ -33,13 +35,30 @@ def loaders(data: Data) -> TrainValLoaders:
     kind, _, rest = (data.source or "").partition(":")
     if is_factory(data.source):
         return _call_factory(kind, rest, data)
-    if kind == "digits":
-        return _make_both(*digits_datasets(), data)
-    if kind in ("cifar10", "cifar100") and rest:
-        return _make_both(*_cifar_datasets(kind, Path(rest), data), data)
-    if kind == "folder" and rest:
-        return _make_both(*_folder_datasets(Path(rest), data), data)
-    raise ValueError(f"data.source {data.source!r}: expected {DATA_SOURCES}")
+    train, val, _ = _datasets(data)
+    workers: dict[str, Any] = {"num_workers": data.workers, "pin_memory": torch.cuda.is_available()}
+    drop_last = len(train) > data.batch_size  # type: ignore[arg-type]
+    return (
+        DataLoader(train, data.batch_size, shuffle=True, drop_last=drop_last, **workers),
+        DataLoader(val, data.batch_size, **workers),
+    )
+
+
+def test_loader(data: Data) -> Iterable[Any] | None:
+    """Return the loader of the test images of a source, or None if its own split has none besides the validation part.
+
+    CIFAR's test images, and val/ of a folder if `data.validation` holds a part of train/ out.
+
+    Raises:
+        ValueError: there is no such source.
+        FileNotFoundError: the folder does not hold what the source needs.
+    """
+    if data.source is None or is_factory(data.source):
+        return None
+    test = _datasets(data, only_test=True)[2]
+    if test is None:
+        return None
+    return DataLoader(test, data.batch_size, num_workers=data.workers, pin_memory=torch.cuda.is_available())
 
 
 def is_factory(source: str | None) -> bool:
@@ -63,14 +82,6 @@ def digits_datasets() -> tuple[TensorDataset, TensorDataset]:
     return TensorDataset(x[~test], y[~test]), TensorDataset(x[test], y[test])
 
 
-def _make_both(train: Dataset[Any], val: Dataset[Any], data: Data) -> TrainValLoaders:
-    workers: dict[str, Any] = {"num_workers": data.workers, "pin_memory": torch.cuda.is_available()}
-    return (
-        DataLoader(train, data.batch_size, shuffle=True, drop_last=len(train) > data.batch_size, **workers),  # type: ignore[arg-type]
-        DataLoader(val, data.batch_size, **workers),
-    )
-
-
 def _call_factory(module: str, name: str, data: Data) -> TrainValLoaders:
     try:
         factory = getattr(importlib.import_module(module), name)
@@ -90,7 +101,37 @@ def _takes_argument(factory: Callable[..., Any]) -> bool:
         return False
 
 
-def _cifar_datasets(kind: str, folder: Path, data: Data) -> tuple[Dataset[Any], Dataset[Any]]:
+Datasets = tuple[Dataset[Any], Dataset[Any], Dataset[Any] | None]  # training, validation, test
+Views = tuple[Dataset[Any], Dataset[Any]]  # the same images with random crops, and without
+
+
+def _datasets(data: Data, only_test: bool = False) -> Datasets:
+    kind, _, rest = (data.source or "").partition(":")
+    if data.classes is not None and kind != "folder":
+        raise ValueError(f"data.classes: only for folder:FOLDER; data.source is {data.source!r}")
+    if kind == "digits":
+        digits, own_split = digits_datasets()
+        if data.validation is None:
+            return digits, own_split, None
+        return *_hold_out((digits, digits), data.validation), own_split
+    if kind in ("cifar10", "cifar100") and rest:
+        views, test = _cifar_datasets(kind, Path(rest), data, only_test)
+        part = CIFAR_VALIDATION if data.validation is None else data.validation
+        return *_hold_out(views, part), test
+    if kind == "folder" and rest:
+        views, val = _folder_datasets(Path(rest), data)
+        return (views[0], val, None) if data.validation is None else (*_hold_out(views, data.validation), val)
+    raise ValueError(f"data.source {data.source!r}: expected {DATA_SOURCES}")
+
+
+def _hold_out(views: Views, part: float) -> tuple[Dataset[Any], Dataset[Any]]:
+    """Split images in two: a random part, always the same, is read without random crops."""
+    order = torch.randperm(len(views[0]), generator=torch.Generator().manual_seed(0)).tolist()  # type: ignore[arg-type]
+    num_held = max(1, round(part * len(order)))
+    return Subset(views[0], sorted(order[num_held:])), Subset(views[1], sorted(order[:num_held]))
+
+
+def _cifar_datasets(kind: str, folder: Path, data: Data, only_test: bool) -> tuple[Views, Dataset[Any]]:
     """Read torchvision's CIFAR, or {train,test}.npz of JPEG files; train with padded crops and flips."""
     from torchvision import datasets, transforms
 
@@ -99,19 +140,26 @@ def _cifar_datasets(kind: str, folder: Path, data: Data) -> tuple[Dataset[Any], 
     if size != 32:
         plain.insert(0, transforms.Resize(size))
     crops = [transforms.RandomCrop(32, 4), transforms.RandomHorizontalFlip(), *plain]
-    both = (transforms.Compose(crops), transforms.Compose(plain))
+    random, fixed = transforms.Compose(crops), transforms.Compose(plain)
     if (folder / "train.npz").exists():
-        return _JpegArchive(folder / "train.npz", both[0]), _JpegArchive(folder / "test.npz", both[1])
-    make = datasets.CIFAR10 if kind == "cifar10" else datasets.CIFAR100
-    try:
-        return make(str(folder), True, both[0]), make(str(folder), False, both[1])
-    except RuntimeError as error:
-        raise FileNotFoundError(
-            f"data.source {kind}:{folder}: found neither torchvision's {kind} nor train.npz and test.npz there"
-        ) from error
+        test = _JpegArchive(folder / "test.npz", fixed)
+        train: Any = test if only_test else _JpegArchive(folder / "train.npz", random)
+    else:
+        make = datasets.CIFAR10 if kind == "cifar10" else datasets.CIFAR100
+        try:
+            train, test = make(str(folder), True, random), make(str(folder), False, fixed)
+        except RuntimeError as error:
+            raise FileNotFoundError(
+                f"data.source {kind}:{folder}: found neither torchvision's {kind} nor train.npz and test.npz there"
+            ) from error
+    same_images = copy.copy(train)
+    same_images.transform = fixed
+    if hasattr(same_images, "transforms"):  # torchvision calls this one
+        same_images.transforms = datasets.vision.StandardTransform(fixed)
+    return (train, same_images), test
 
 
-def _folder_datasets(folder: Path, data: Data) -> tuple[Dataset[Any], Dataset[Any]]:
+def _folder_datasets(folder: Path, data: Data) -> tuple[Views, Dataset[Any]]:
     """Read train/CLASS/image and val/CLASS/image; train with random crops and flips, validate on center crops."""
     from torchvision import datasets, transforms
 
@@ -119,14 +167,23 @@ def _folder_datasets(folder: Path, data: Data) -> tuple[Dataset[Any], Dataset[An
         raise FileNotFoundError(
             f"data.source folder:{folder}: expected train/ and val/ in it; {missing[0]}/ is missing"
         )
+    for split in ("train", "val"):
+        if absent := [name for name in data.classes or () if not (folder / split / name).is_dir()]:
+            raise FileNotFoundError(
+                f"data.classes: expected folders of {folder / split}; there is no {', '.join(absent[:3])}"
+            )
+
+    class SomeClasses(datasets.ImageFolder):  # type: ignore[misc]
+        def find_classes(self, directory: str | Path) -> tuple[list[str], dict[str, int]]:
+            names = list(data.classes) if data.classes else super().find_classes(directory)[0]
+            return names, {name: number for number, name in enumerate(names)}
+
     size = data.size or 224
     tail = [transforms.ToTensor(), transforms.Normalize(*IMAGENET_MEAN_STD)]
-    crops = [transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), *tail]
-    plain = [transforms.Resize(round(size / 0.875)), transforms.CenterCrop(size), *tail]
-    return (
-        datasets.ImageFolder(str(folder / "train"), transforms.Compose(crops)),
-        datasets.ImageFolder(str(folder / "val"), transforms.Compose(plain)),
-    )
+    crops = transforms.Compose([transforms.RandomResizedCrop(size), transforms.RandomHorizontalFlip(), *tail])
+    plain = transforms.Compose([transforms.Resize(round(size / 0.875)), transforms.CenterCrop(size), *tail])
+    train = str(folder / "train")
+    return (SomeClasses(train, crops), SomeClasses(train, plain)), SomeClasses(str(folder / "val"), plain)
 
 
 class _JpegArchive(Dataset[tuple[Tensor, int]]):

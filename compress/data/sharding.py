@@ -13,6 +13,12 @@ from .split_halves import LOADER_SETTINGS, AlternatingLoader, PairedLoader
 SHARDING_ATTRIBUTES = ("num_replicas", "world_size", "rank")  # of samplers that shard the data themselves
 
 
+def shards_itself(loader: Any) -> bool:
+    """Return whether a DataLoader gives each process its own part of the data, by its sampler."""
+    samplers = (getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None))
+    return any(hasattr(sampler, name) for sampler in samplers for name in SHARDING_ATTRIBUTES)
+
+
 def shard_loader(loader: Any, even_batches: bool = True) -> Any:
     """Return this process's part of a loader: every N-th batch of a DataLoader, for N processes.
 

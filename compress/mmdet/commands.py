@@ -1,4 +1,4 @@
-"""Functions behind the command line's `--mmdet`: build a detector and its task, export a saved detector."""
+"""Functions behind the command line's `--mmdet`: build a detector and its task, preview it, export a saved one."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import torch
+from mmdet.structures import DetDataSample
 from mmengine.config import Config
 from mmengine.dist import init_dist, is_distributed
+from mmengine.structures import InstanceData
 from torch import nn
 
 from compress.distributed import init_process_group
 from compress.exporters import ExportReport
-from compress.recipe import Timing
+from compress.recipe import Recipe, Timing
 from compress.report import Report
 from compress.storage import find_saved
 from compress.surgery import Plan, load
@@ -51,6 +54,33 @@ def build_for_command(
             else:  # mmengine's init_dist needs GPUs
                 init_process_group(cpu=True)
         return build_detector(cfg, checkpoint), detection_task(cfg, seed=seed)
+
+
+def build_for_preview(
+    config: ConfigLike, checkpoint: Path | None, options: Sequence[str], size: Sequence[int], recipe: Recipe
+) -> tuple[nn.Module, Recipe, dict[str, Any]]:
+    """Build the detector of a config, and return the recipe with its parts, and example inputs of random pixels.
+
+    The config's data and pretrained backbone are not read.
+
+    Args:
+        options: as given to `--cfg-options`.
+        size: height and width of the image.
+
+    Raises:
+        ValueError: the config or checkpoint cannot be used.
+    """
+    with redirect_stdout(sys.stderr):
+        cfg = read_config(config, parse_cfg_options(options))
+        cfg.train_dataloader = cfg.val_dataloader = cfg.model.backbone.init_cfg = None
+        detector, task = build_detector(cfg, checkpoint), detection_task(cfg)
+    if not recipe.target.include:
+        recipe = recipe.model_copy(update={"target": recipe.target.model_copy(update={"include": task.include})})
+    shape = tuple(size)
+    sample = DetDataSample(metainfo={"img_shape": shape, "ori_shape": shape, "scale_factor": (1.0, 1.0)})
+    sample.gt_instances = InstanceData(bboxes=torch.zeros(0, 4), labels=torch.zeros(0, dtype=torch.long))
+    pixels = torch.randint(256, (3, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return detector, recipe, task.inputs({"inputs": [pixels], "data_samples": [sample]})
 
 
 def export_saved_detector(

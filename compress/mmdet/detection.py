@@ -16,7 +16,7 @@ from mmdet.models.detectors import SingleStageDetector
 from mmdet.registry import MODELS
 from mmdet.structures import DetDataSample
 from mmengine.config import Config
-from mmengine.dataset import BaseDataset
+from mmengine.dataset import BaseDataset, InfiniteSampler
 from mmengine.logging import MessageHub
 from mmengine.runner import Runner
 from torch import Tensor, nn
@@ -33,6 +33,7 @@ from .distill import channelwise_loss, distilled_modules, record_feature_maps
 from .onnx_export import describe_detector, export
 from .pruned_config import write_config
 from .runner import evaluate_on_runner, finetune_on_runner
+from .train_loops import RestartedInfiniteSampler
 
 NUM_COMPARED_IMAGES = 8  # on which an export is compared
 NUM_CACHED_BATCHES = 4  # a step of a bilevel search uses two batches several times
@@ -77,6 +78,7 @@ class Detection(Task):
 
     train: DataLoader[Any] | None
     val: DataLoader[Any] | None
+    can_test = False  # mmengine's Runner reads `val`
     include = ("backbone",)
 
     def __init__(self, cfg: Config, seed: int = 0) -> None:
@@ -181,6 +183,10 @@ class Detection(Task):
             return problems
         if finetune.ema is not None:
             problems.append("finetune.ema: fine-tuning runs on mmengine's Runner; add an EMAHook to the config's hooks")
+        if "decay_norms" in finetune.model_fields_set:
+            problems.append(
+                "finetune.decay_norms: fine-tuning runs on mmengine's Runner; set paramwise_cfg in its optim_wrapper"
+            )
         if finetune.recalibrate:
             problems.append("finetune.recalibrate: fine-tuning runs on mmengine's Runner, which has none; leave it out")
         if finetune.distill is not None and "feature_weight" in finetune.distill.model_fields_set:
@@ -241,6 +247,8 @@ class Detection(Task):
         loader: DataLoader[Any] = Runner.build_dataloader(settings, seed=self.seed)
         if type(loader.batch_sampler) is AspectRatioBatchSampler:
             loader.batch_sampler.__class__ = FreshBatches
+        if type(loader.sampler) is InfiniteSampler:
+            loader.sampler.__class__ = RestartedInfiniteSampler
         return loader
 
     def _halves(self, seed: int) -> list[DataLoader[Any]]:

@@ -168,7 +168,7 @@ def _check_detections(
     if not match.compared:
         raise ExportError(
             f"images: there is nothing to compare: neither the detector nor the file detects anything with a score "
-            f"above {SCORE_FLOOR} on the {len(batches)} given. Use images of known classes, or export with check=False"
+            f"above {SCORE_FLOOR} on the {len(batches)} given. Give images of its classes (--images FOLDER)"
         )
     return match
 

@@ -1,4 +1,4 @@
-"""Fine-tune and evaluate on mmengine's Runner, with its schedules, hooks, logs, AMP, DDP and resume."""
+"""Fine-tune and evaluate on mmengine's Runner, with its schedules, hooks, logs, AMP and DDP."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from compress.training import HISTORY_POINTS, FineTuneJob
 from .config import mark_initialized_
 from .distill import add_distillation_loss
 from .runner_config import finetune_config
+from .train_loops import ResumeHook, find_checkpoint
 
 
 def evaluate_on_runner(cfg: Config, model: nn.Module, val: Any, seed: int) -> dict[str, float]:
@@ -64,6 +65,7 @@ def finetune_on_runner(cfg: Config, job: FineTuneJob, train: Any, val: Any) -> N
         model = MMDistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=unused)
     with tempfile.TemporaryDirectory() if job.folder is None else nullcontext(str(job.folder)) as folder:
         work_dir = Path(folder)
+        checkpoint = find_checkpoint(work_dir)
         runner = _build_runner(
             cfg,
             model,
@@ -72,15 +74,17 @@ def finetune_on_runner(cfg: Config, job: FineTuneJob, train: Any, val: Any) -> N
             train_cfg=cfg.train_cfg,
             train_dataloader=train,
             default_hooks=cfg.get("default_hooks"),
-            resume=(work_dir / "last_checkpoint").exists(),
+            load_from=None if checkpoint is None else str(checkpoint),
+            resume=checkpoint is not None,
             launcher="pytorch" if is_distributed else "none",
             **settings,
         )
         monitor = FineTuneMonitor(job)
         # Before EMAHook, which swaps the averaged weights out again after validation: they are the ones validated.
         runner.register_hook(monitor, priority="VERY_HIGH")
+        runner.register_hook(ResumeHook(job.engine, job.folder), priority="VERY_HIGH")
         distillation = add_distillation_loss(job.student, job.teacher, job.plan, job.config.distill)
-        with distillation, redirect_stdout(sys.stderr):
+        with distillation, redirect_stdout(sys.stderr), job.engine.deferred_interrupts():
             runner.train()
     monitor.load_final_weights_(runner)
     job.student.to(job.engine.device)
@@ -146,6 +150,9 @@ def _build_runner(cfg: Config, model: nn.Module, work_dir: Path, seed: int, **se
     """Build a Runner with a unique name: mmengine keeps loggers and visualizers by name until the process ends."""
     name = f"compress_{uuid.uuid4().hex[:8]}"
     visualizer = {**cfg.visualizer, "name": name} if cfg.get("visualizer") else None
+    unformatted = Config(  # mmengine prints it six times; formatting it takes one to two seconds each time
+        cfg._cfg_dict, filename=cfg.filename, cfg_text=cfg.text, format_python_code=False
+    )
     common = {key: cfg[key] for key in ("env_cfg", "log_processor", "log_level", "default_scope") if cfg.get(key)}
     with redirect_stdout(sys.stderr):  # mmengine's loggers keep the stream that was stdout when they were created
         return Runner(
@@ -154,7 +161,7 @@ def _build_runner(cfg: Config, model: nn.Module, work_dir: Path, seed: int, **se
             experiment_name=name,
             visualizer=visualizer,
             randomness={"seed": seed},
-            cfg=cfg,
+            cfg=unformatted,
             **common,
             **settings,
         )

@@ -35,14 +35,17 @@ def finetune_config(
     whole_epochs = finetune.epochs.unit == "epochs" and finetune.epochs.count == int(finetune.epochs.count)
     by_epoch = whole_epochs and "max_iters" not in train_cfg
     hooks = cfg.get("default_hooks") or {}
-    checkpoint = {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 1, **(hooks.get("checkpoint") or {})}
+    checkpoint = None  # of the config, for other tools: a run is resumed from checkpoints of its own
+    if hooks.get("checkpoint") is not None:
+        checkpoint = {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 1, **hooks["checkpoint"]}
     if by_epoch:
         epochs = int(finetune.epochs.count)
-        cfg.train_cfg = {"type": "EpochBasedTrainLoop", "max_epochs": epochs, "val_interval": val_interval}
+        cfg.train_cfg = {"type": "ResumableEpochLoop", "max_epochs": epochs, "val_interval": val_interval}
     else:
         val_interval = min(total, val_interval * (1 if "max_iters" in train_cfg else per_epoch))
-        cfg.train_cfg = {"type": "IterBasedTrainLoop", "max_iters": total, "val_interval": val_interval}
-        checkpoint |= {"by_epoch": False, "interval": min(total, per_epoch)}
+        cfg.train_cfg = {"type": "ResumableIterLoop", "max_iters": total, "val_interval": val_interval}
+        if checkpoint is not None:
+            checkpoint |= {"by_epoch": False, "interval": min(total, per_epoch)}
         cfg.log_processor = {**cfg.get("log_processor", {}), "by_epoch": False}
     cfg.default_hooks = {**hooks, "checkpoint": checkpoint}
     if fields_set & {"schedule", "warmup", "milestones"}:

@@ -57,5 +57,5 @@ def choose_exact_plan(
             if not failures:
                 raise
         for name, reason in failures.items():
-            groups.refuse([group for group in groups.offered if group.name == name], reason)
+            groups.withdraw(name, reason)
             notes.append(f"{name} stays whole: at the chosen widths {reason}")

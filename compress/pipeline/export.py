@@ -93,7 +93,7 @@ def export_result(
         task=task,
         example_inputs=example_inputs,
         plan=plan,
-        recipe=recipe.model_dump(mode="json", exclude_none=True),
+        recipe=recipe.to_dict(),
         timing=recipe.timing,
         path=folder / exporter.file_name,
         int8_path=folder / exporter.int8_file_name if recipe.export.int8 else None,

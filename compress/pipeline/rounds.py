@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from compress.budget import UNITS
+from compress.budget import remaining_fractions
 from compress.graph import Groups
 from compress.recipe import Recipe
 from compress.surgery import Plan
@@ -17,37 +18,29 @@ class Round:
     recipe: Recipe
     index: int
     plan: Plan  # of the rounds before
-    dense_cost: int | None  # in the budget's unit; None in the first round
-
-    @property
-    def remaining_fraction(self) -> float:
-        """Fraction of the dense network that this round may leave."""
-        fraction: float = self.recipe.budget.left ** ((self.index + 1) / self.recipe.steps)
-        return fraction
+    dense_costs: Mapping[str, float]  # by the units of the budget; latency in milliseconds, if its limit is absolute
 
     def search_steps(self, total: int) -> int:
         """Return this round's share of all search steps."""
         share, remainder = divmod(total, self.recipe.steps)
         return max(1, share + (self.index < remainder)) if total else 0
 
-    def cost_limit(self, groups: Groups) -> float | None:
-        """Return the cost that this round may leave, in the budget's unit; None if the budget itself is the limit."""
-        if self.index == 0:
-            return None if self.recipe.steps == 1 else self.remaining_fraction * current_cost(self.recipe, groups)
-        assert self.dense_cost is not None
-        return self.remaining_fraction * float(self.dense_cost) - self._unoffered_dimensions(groups)
+    @property
+    def remaining_fractions(self) -> dict[str, float]:
+        """Fraction of the dense network that this round may leave, by the units of the budget."""
+        fractions = remaining_fractions(self.recipe.budget, self.dense_costs)
+        return {unit: fraction ** ((self.index + 1) / self.recipe.steps) for unit, fraction in fractions.items()}
+
+    def limits(self, groups: Groups) -> dict[str, float]:
+        """Return the costs that this round may leave, by the units of the budget; latency as a fraction."""
+        limits = {
+            unit: fraction if unit == "latency" else fraction * self.dense_costs[unit]
+            for unit, fraction in self.remaining_fractions.items()
+        }
+        if "dims" in limits and self.index:
+            limits["dims"] -= self._unoffered_dimensions(groups)
+        return limits
 
     def _unoffered_dimensions(self, groups: Groups) -> int:
         """Return the dimensions of groups that only earlier rounds offered; a budget of dimensions counts them too."""
-        if self.recipe.budget.unit != "dims":
-            return 0
         return sum(map(len, self.plan.keep.values())) - int(groups.cost.widths.sum())
-
-
-def current_cost(recipe: Recipe, groups: Groups) -> int:
-    """Return the cost of the network as it is, in the budget's unit.
-
-    Raises:
-        ValueError: the budget is measured or learned, not computed.
-    """
-    return int(UNITS[recipe.budget.unit].cost_of_widths(groups)(groups.cost.widths))

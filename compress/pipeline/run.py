@@ -14,20 +14,22 @@ from torch import nn
 
 from compress.budget import (
     LatencyMeasurement,
+    check_asks_for_less,
     check_latency_reachable,
     choose_by_latency,
     choose_widths,
-    compare_latency_in_batches,
+    dense_costs,
+    remaining_fractions,
 )
 from compress.data import derive_seed, num_batches, resume_limits
 from compress.distributed import broadcast_module_, broadcast_object, on_rank_zero, rank, world_size
 from compress.errors import NotReady
 from compress.graph import Groups, Index
-from compress.modules import set_eval_flags_
+from compress.modules import choices_of, choose_, set_eval_flags_, shared_copy
 from compress.progress import ProgressDisplay
-from compress.recipe import Budget, Recipe
+from compress.recipe import Budget, Quantity, Recipe
 from compress.report import Report, describe_machine
-from compress.search import describe_zero_weights, warn_about_zero_scores
+from compress.search import CostHistory, describe_zero_weights, warn_about_zero_scores
 from compress.storage import (
     CheckpointStore,
     TrainingState,
@@ -52,14 +54,16 @@ from compress.training import (
     trackers_running,
 )
 
+from .calibration import repair_by_least_squares_
 from .context import RunContext
+from .elastic import ProcessCount, total_batches
 from .exact_plan import choose_exact_plan
 from .export import export_result, try_export
 from .preflight import UserInputs, check_groups
-from .report_updates import add_note, record_choice
-from .rounds import current_cost
+from .report_updates import add_note, note_tight_limit, record_choice, record_costs
 from .search_stage import SearchResult, finish_search, start_search, train_search
-from .workdir import IDENTITY_FILE, DataSizes, RunIdentity, check_workdir, claim_workdir
+from .teacher import describe_teacher
+from .workdir import IDENTITY_FILE, DataSizes, claim_workdir, identify_run, processes_of_run
 
 
 class Run(RunContext):
@@ -92,15 +96,18 @@ class Run(RunContext):
         store = CheckpointStore(workdir) if workdir is not None else None
         is_quiet = quiet or rank() > 0
         with ExitStack() as lock, ProgressDisplay(is_quiet) as display, isolated_random_state(recipe.seed):
-            identity = None
+            identity = started_with = None
             if workdir is not None:
                 on_rank_zero(lambda: _enter(lock, lock_directory(workdir)))
-                identity = on_rank_zero(lambda: _checked_identity(workdir, model, recipe, resume))
+                identity = on_rank_zero(lambda: identify_run(workdir, model, recipe, inputs.teacher, resume))
                 on_rank_zero(lambda: remove_temporary_files(workdir))
+                started_with = on_rank_zero(lambda: processes_of_run(workdir))
             engine = Engine(run_device, recipe.seed, display, store, recipe.engine)
-            run = cls(model, recipe, engine, inputs)
+            processes = ProcessCount(started_with or world_size(), world_size(), engine.batches_per_step)
+            engine.batches_per_step = processes.batches_per_step
+            run = cls(model, recipe, engine, inputs, processes)
             if workdir is not None and identity is not None:
-                sizes = DataSizes(num_batches(run.data.train), num_batches(run.task.val), world_size())
+                sizes = DataSizes(total_batches(run.data.train), num_batches(run.task.val), world_size())
                 full_identity = identity.with_data(sizes)
                 engine.run_state.run_digest = on_rank_zero(lambda: claim_workdir(workdir, full_identity, resume))
                 for limit in resume_limits(run.data.train, "train"):
@@ -116,9 +123,12 @@ class Run(RunContext):
         Raises:
             ExportError: the model cannot be exported as the recipe says.
         """
-        on_rank_zero(lambda: try_export(self.teacher, self.recipe, self.task, self.example_inputs, self.engine.display))
+        model = self.dense
+        if self.recipe.target.operations:  # the mixture is never exported: try the first candidates
+            model = choose_(shared_copy(model), {path: c.names[0] for path, c in choices_of(model).items() if path})
+        on_rank_zero(lambda: try_export(model, self.recipe, self.task, self.example_inputs, self.engine.display))
 
-    def find_groups(self) -> Groups:
+    def find_groups(self, check_budget: bool = True) -> Groups:
         """Return the groups of the current network; in the first round, check that the budget can be met.
 
         Raises:
@@ -129,20 +139,39 @@ class Run(RunContext):
         with engine.stage("groups"), engine.display.bar("finding the groups"):
             groups = find_groups(self.compact, self.example_inputs, recipe.target)
         check_groups(groups, recipe.target)
-        if self.round_index == 0 and recipe.budget.is_computed:
-            equal_importance = {group.name: np.ones(group.width) for group in groups}
-            choose_widths(groups, equal_importance, recipe.budget, recipe.target)
-        if self.round_index == 0 and recipe.budget.is_measured and recipe.search.length is not None:
-            with engine.display.bar("timing the narrowest network"):
-                measurement = LatencyMeasurement(self.example_inputs, recipe.timing)
-                check_latency_reachable(self.compact, groups, recipe.budget, recipe.target, measurement)
+        if self.round_index == 0 and check_budget:
+            self.check_budget(groups)
         return groups
+
+    def check_budget(self, groups: Groups) -> None:
+        """Check that the budget can be met, and measure the dense network as far as the budget refers to it.
+
+        Raises:
+            BudgetError: the budget cannot be met.
+        """
+        recipe, state, display = self.recipe, self.engine.run_state, self.engine.display
+        measurement = LatencyMeasurement(self.example_inputs, recipe.timing)
+        if state.dense_costs is None:
+            costs = dense_costs(groups, recipe.budget)
+            if isinstance(recipe.budget.latency, Quantity):
+                with display.bar("timing the dense network"):
+                    costs["latency"] = on_rank_zero(lambda: measurement.milliseconds(self.dense))
+            state.dense_costs = costs
+        check_asks_for_less(recipe.budget, state.dense_costs)
+        if recipe.budget.computed_units:
+            equal_importance = {group.name: np.ones(group.width) for group in groups}
+            computed = recipe.budget.model_copy(update={"latency": None})
+            choose_widths(groups, equal_importance, computed, recipe.target)
+        if recipe.budget.is_measured and recipe.search.length is not None:
+            limit = remaining_fractions(recipe.budget, state.dense_costs)["latency"]
+            with display.bar("timing the narrowest network"):
+                check_latency_reachable(self.compact, groups, recipe.target, measurement, limit)
 
     def evaluate_dense(self) -> None:
         """Evaluate the dense model, once per run."""
         if self.engine.run_state.dense_metrics is None:
             with self.engine.stage("evaluate"):
-                metrics = self.engine.evaluate(self.task, self.teacher, "evaluate dense")
+                metrics = self.engine.evaluate(self.task, self.dense, "evaluate dense")
                 self.engine.run_state.dense_metrics = metrics
 
     def search(self, groups: Groups) -> SearchResult:
@@ -177,9 +206,7 @@ class Run(RunContext):
         notes += refusals
         if recipe.search.trains_scores:
             notes += warn_about_zero_scores(recipe, result.importance, keep)
-        if self.report is None and recipe.budget.is_computed:
-            self.engine.run_state.dense_cost = current_cost(recipe, groups)
-        self.report = record_choice(self.report, groups, result.importance, keep, notes)
+        self.report = record_choice(self.report, groups, result.importance, keep, [*self.data_notes, *notes])
         return plan
 
     def _choose_widths(self, groups: Groups, result: SearchResult) -> tuple[Mapping[str, Index], list[str]]:
@@ -198,7 +225,7 @@ class Run(RunContext):
                     measurement = LatencyMeasurement(
                         self.example_inputs,
                         recipe.timing,
-                        reference=self.teacher,
+                        reference=self.reference,
                         on_progress=lambda text, done, total: bar.update(done, text, total),
                     )
                     keep, notes = choose_by_latency(
@@ -210,7 +237,7 @@ class Run(RunContext):
                         measurement,
                         ranking=ranking,
                         dense_widths=dense_widths,
-                        limit=this_round.remaining_fraction,
+                        limits=this_round.limits(groups),
                     )
             else:
                 # A search that meets a latency budget leaves the dimensions to drop at zero importance.
@@ -222,7 +249,7 @@ class Run(RunContext):
                     recipe.target,
                     ranking=ranking,
                     dense_widths=dense_widths,
-                    limit=this_round.cost_limit(groups) if budget.is_computed else None,
+                    limits=None if budget.auto else this_round.limits(groups),
                 )
         return broadcast_object((keep, notes))
 
@@ -231,11 +258,16 @@ class Run(RunContext):
         recipe, report = self.recipe, self.report
         assert report is not None
         with self.engine.stage("slice"):
-            if recipe.compensate:
+            if recipe.compensate == "mean":
                 changed = compensate_(self.compact, groups, plan, [self.example_inputs])
                 add_note(report, f"the means of dropped dimensions were added to the biases of {len(changed)} layers")
+            before_cut = shared_copy(self.compact) if recipe.compensate == "least_squares" else None
             slice_(self.compact, plan)
             set_memory_format_(self.compact, self.engine)
+        if before_cut is not None:
+            with self.engine.stage("repair"):
+                repair_by_least_squares_(self, before_cut, plan, report)
+        with self.engine.stage("slice"):
             self.plan = self.plan.then(plan)
             self.round_index += 1
             if recipe.search.removes_structures:
@@ -257,7 +289,7 @@ class Run(RunContext):
                 self.engine.run_state.sliced_metrics = metrics
 
     def finetune(self) -> None:
-        """Train the compact network with the dense model as teacher, if the recipe has a `finetune` section."""
+        """Train the compact network with the teacher, if the recipe has a `finetune` section."""
         config, engine = self.recipe.finetune, self.engine
         if config is None:
             return
@@ -265,6 +297,8 @@ class Run(RunContext):
             seed_all(derive_seed(self.recipe.seed, "finetune"))
             resume_point = self.resume_point if engine.run_state.stage == "finetune" else None
             self.resume_point = None
+            if resume_point is not None and (position := resume_point.metadata.position) is not None:
+                resume_point.metadata.position = self.processes.rescaled(position, self.data.finetune_steps)
             engine.run_state.stage = "finetune"
             networks, steps = (self.compact, self.teacher, self.plan), self.data.finetune_steps
             if self.task.has_own_fine_tuning:
@@ -287,18 +321,19 @@ class Run(RunContext):
             report.dense.metrics, report.sliced = state.dense_metrics or {}, state.sliced_metrics or {}
             is_tuned = self.recipe.finetune is not None
             report.pruned.metrics = engine.evaluate(self.task, self.compact) if is_tuned else dict(report.sliced)
+            if self.test is not None:  # read here only, so that it chooses nothing
+                report.dense.test = engine.evaluate(self.task, self.dense, "test dense", self.test)
+                report.pruned.test = engine.evaluate(self.task, self.compact, "test", self.test)
         with engine.stage("timing"), engine.display.bar("timing dense and compact"):
-            times, batch_size = compare_latency_in_batches(
-                [self.teacher, self.compact], self.example_inputs, self.recipe.timing
-            )
-        for network, latency in zip((report.dense, report.pruned), times, strict=True):
-            network.latency_ms, network.latency_spread_ms = latency.median, latency.spread
-        # Counted again, because compensation adds biases.
-        report.pruned.params = sum(p.numel() for p in self.compact.parameters())
+            batch_size = record_costs(report, self.dense, self.compact, self.example_inputs, self.recipe.timing)
+        note_tight_limit(report, self.recipe.budget, state.dense_costs or {})
         report.history, report.seconds = engine.history, engine.seconds
         report.scores = state.scores or []
+        report.costs = [CostHistory.from_dict(costs) for costs in state.costs or []]
         report.origin, report.kept = state.origin or {}, state.kept_step or {}
-        report.recipe = self.recipe.model_dump(mode="json", exclude_none=True)
+        if self.teacher is not self.dense:
+            add_note(report, describe_teacher(self.teacher))
+        report.recipe = self.recipe.to_dict()
         report.machine = describe_machine(engine.device, batch_size)
         if engine.config.channels_last:
             self.compact.to(memory_format=torch.contiguous_format)
@@ -315,7 +350,7 @@ class Run(RunContext):
         assert self.report is not None
         with self.engine.stage("export"), self.engine.display.bar("exporting, comparing and timing"):
             exported = export_result(
-                self.teacher, self.compact, self.recipe, self.task, self.example_inputs, self.plan, folder
+                self.dense, self.compact, self.recipe, self.task, self.example_inputs, self.plan, folder
             )
         self.report.export, self.report.seconds = exported.to_dict(), self.engine.seconds
 
@@ -350,13 +385,10 @@ class Run(RunContext):
             load_training_tensors_(self.compact, student)
         steps_done = metadata.position.done if metadata.position else 0
         display.message(f"resuming in stage {state.stage}, at step {steps_done}")
+        self.processes.check_task(self.task.has_own_fine_tuning and self.recipe.finetune is not None)
+        if change := self.processes.message():
+            display.message(change)
 
 
 def _enter(stack: ExitStack, context: Any) -> None:
     stack.enter_context(context)
-
-
-def _checked_identity(workdir: Path, model: nn.Module, recipe: Recipe, resume: bool) -> RunIdentity:
-    identity = RunIdentity.of(model, recipe)
-    check_workdir(workdir, identity, resume)
-    return identity

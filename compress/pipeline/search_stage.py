@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -12,7 +13,7 @@ from compress.distributed import broadcast_module_, broadcast_object
 from compress.errors import NotReady
 from compress.graph import Groups
 from compress.modules import shared_copy
-from compress.search import Job, Search, record_scores, search_class
+from compress.search import Job, Search, record_costs, record_scores, search_class
 from compress.storage import TrainingState, seed_all
 from compress.surgery import fold_
 from compress.training import synchronized_batch_norms
@@ -61,35 +62,38 @@ def start_search(run: RunContext, groups: Groups, steps: int | None = None) -> S
             recipe,
             groups,
             shared_copy(run.compact),
-            run.teacher,
+            run.reference,
             run.example_inputs,
             run.plan.widths or None,
             run.round_index,
             run.engine.display,
+            limits=run.current_round.limits(groups),
         )
-        if recipe.budget.is_computed:
-            schedule.limit = run.current_round.cost_limit(groups)
         job.schedule = None if recipe.budget.auto else schedule
         job.dimension_times = schedule.dimension_times
     return search_class(recipe.search.method)(recipe.search, job)
 
 
-def train_search(run: RunContext, search: Search) -> None:
-    """Run all steps of a search, from the last checkpoint if it was stopped."""
+def train_search(run: RunContext, search: Search, stage: Literal["search", "operations"] = "search") -> None:
+    """Run all steps of a search, from the last checkpoint if it was stopped in this stage."""
     if search.trains:
         run.compact.train()
     state = TrainingState({"model": run.compact}, search.optimizers, search.state)
-    position = run.restore_search_(state)
+    position = run.restore_search_(state, stage)
+    if position is not None:
+        position = run.processes.rescaled(position, search.job.steps)
     search.done = position.done if position else 0
-    name = "search" if run.recipe.steps == 1 else f"search {run.round_index + 1}"
-    run.engine.run_state.stage = "search"
+    name = stage if run.recipe.steps == 1 or stage == "operations" else f"search {run.round_index + 1}"
+    run.engine.run_state.stage = stage
     with synchronized_batch_norms(run.compact, run.engine):
         step = record_scores(search, name, run.engine.run_state.score_history())
+        step = record_costs(step, search, name, run.engine.run_state.cost_history())
         run.engine.train(name, run.data.search_batches(), search.job.steps, step, state, resume_at=position)
 
 
 def finish_search(run: RunContext, search: Search) -> SearchResult:
     """Return the result of a search, the same on all processes, and fold the scores into the network."""
+    search.finish()
     importance = {name: value.detach().double().cpu() for name, value in search.importance().items()}
     result = SearchResult(broadcast_object(importance), *broadcast_object((search.notes(), search.smaller_kernels())))
     fold_(run.compact)

@@ -4,15 +4,20 @@ Errors list every problem of a recipe with file, line and column. `SearchConfig`
 search method; a method is added with `register_config`.
 """
 
+from .budget_section import Budget, BudgetUnit, Quantity, format_limit
+from .completion import DataKind, complete_recipe, describe_defaults
 from .engine_config import EngineConfig, Precision
 from .fields import (
     Fraction,
     Length,
     LogitDistillation,
     NonNegative,
+    Number,
     Positive,
     StrictModel,
     TrainingConfig,
+    Width,
+    parse_fraction,
     parse_number,
 )
 from .name_patterns import NamePattern
@@ -27,14 +32,16 @@ from .search_config import (
     register_config,
     search_names,
 )
-from .sections import Bound, Budget, Data, Distill, Export, ExportFormat, Finetune, Target, Timing
+from .sections import Bound, Data, Distill, Export, ExportFormat, Finetune, Target, Timing
 from .sources import packaged_recipes
 
 __all__ = [
     "RANKING_DESCRIPTION",
     "Bound",
     "Budget",
+    "BudgetUnit",
     "Data",
+    "DataKind",
     "Distill",
     "EngineConfig",
     "Export",
@@ -46,8 +53,10 @@ __all__ = [
     "LogitDistillation",
     "NamePattern",
     "NonNegative",
+    "Number",
     "Positive",
     "Precision",
+    "Quantity",
     "Ranking",
     "Recipe",
     "SearchConfig",
@@ -55,9 +64,14 @@ __all__ = [
     "Target",
     "Timing",
     "TrainingConfig",
+    "Width",
+    "complete_recipe",
     "config_class",
+    "describe_defaults",
+    "format_limit",
     "only_inner_channels",
     "packaged_recipes",
+    "parse_fraction",
     "parse_number",
     "register_config",
     "search_names",

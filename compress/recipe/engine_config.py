@@ -31,6 +31,9 @@ class EngineConfig(StrictModel):
     sync_batchnorm: bool = Field(
         False, description="batch norm statistics over all processes; else each process uses its own batches"
     )
+    shard_teacher: bool = Field(
+        False, description="shard the teacher, too, if the launcher shards fine-tuning (FSDP); else each process has it"
+    )
     track: tuple[str, ...] = Field(
         (), description="tensorboard, wandb, mlflow and other trackers that accelerate supports", strict=False
     )

@@ -24,12 +24,14 @@ from .name_patterns import NamePattern
 
 MAX_COUNT = 2**31 - 1  # of anything that is counted
 MAX_LENGTH = 1e12  # epochs or steps
+SEARCH_LENGTH = "1 epoch, 100 to 2000 steps"
 
 
 class StrictModel(BaseModel):
     """Frozen settings; unknown keys and wrong types are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, serialize_by_alias=True)
+    # Validators are built at their first use, which makes `import compress` faster.
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, serialize_by_alias=True, defer_build=True)
 
 
 def parse_number(value: Any) -> float | None:
@@ -54,15 +56,6 @@ def _check_number(value: Any) -> float:
     number = parse_number(value)
     if number is None or not math.isfinite(number):
         raise ValueError(f"expected a number such as 0.1 or 1e-4; got {short_repr(value)}")
-    return number
-
-
-def _check_remaining_fraction(value: Any) -> float:
-    number = parse_fraction(value)
-    if number is None or not 0 < number <= 1:
-        percent_sign_missing = number is not None and 1 < number <= 100 and "%" not in str(value)
-        hint = f'. Did you mean "{number:g}%"?' if percent_sign_missing else ""
-        raise ValueError(f'expected what is left, as 0 < x <= 1 or "50%"; got {short_repr(value)}{hint}')
     return number
 
 
@@ -104,34 +97,45 @@ Number = Annotated[float, BeforeValidator(_check_number, json_schema_input_type=
 Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Percent = Annotated[str, Field(examples=["50%"])]
-RemainingFraction = Annotated[float, BeforeValidator(_check_remaining_fraction, json_schema_input_type=float | Percent)]
 Fraction = Annotated[float, BeforeValidator(_check_fraction, json_schema_input_type=float | Percent)]
 Width = Annotated[int | float, BeforeValidator(_check_width, json_schema_input_type=int | float | Percent)]
 
 
 class Length(StrictModel):
-    """Length of a training: `10`, `10 epochs` or `500 steps`.
+    """Length of a training: `10`, `10 epochs`, `500 steps`, or `1 epoch, 100 to 2000 steps`.
 
     >>> Length.model_validate("500 steps").count
     500.0
     >>> Length.model_validate(10).model_dump()
     '10 epochs'
+    >>> [Length.model_validate("1 epoch, 100 to 2000 steps").steps(size) for size in (15, 700, 5000)]
+    [100, 700, 2000]
     """
 
     count: float
     unit: Literal["epochs", "steps"]
+    least: int | None = None  # steps, if the length is in epochs
+    most: int | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _parse(cls, value: Any) -> Any:
-        if isinstance(value, Length) or (isinstance(value, dict) and value.keys() == {"count", "unit"}):
+        if isinstance(value, Length) or (isinstance(value, dict) and {"count", "unit"} <= value.keys()):
             return value
-        number, unit = parse_number(value), "epochs"
+        number, unit, bounds = parse_number(value), "epochs", {}
+        pattern = r"(.*?\d\s*(?:epochs?)?)\s*,\s*(\d{1,12})\s*to\s*(\d{1,12})\s*steps?\s*"
+        if isinstance(value, str) and (match := re.fullmatch(pattern, value)) and int(match[2]) <= int(match[3]):
+            value, bounds = match[1], {"least": int(match[2]), "most": int(match[3])}
+            number = parse_number(value)
         if isinstance(value, str) and (match := re.fullmatch(r"\s*([\d.eE+-]+)\s*(epoch|step)s?\s*", value)):
             number, unit = parse_number(match[1]), f"{match[2]}s"
         if number is None or not 0 < number <= MAX_LENGTH or (unit == "steps" and number != int(number)):
             raise ValueError(f'expected a number of epochs, "10 epochs" or "500 steps"; got {short_repr(value)}')
-        return {"count": number, "unit": unit}
+        if bounds and unit == "steps":
+            raise ValueError(
+                f'expected epochs with the bounds, as "1 epoch, 100 to 2000 steps"; got {short_repr(value)}'
+            )
+        return {"count": number, "unit": unit, **bounds}
 
     @model_validator(mode="after")
     def _check_range(self) -> Length:
@@ -147,7 +151,8 @@ class Length(StrictModel):
 
     def __str__(self) -> str:
         is_whole = self.count == int(self.count)
-        return f"{int(self.count) if is_whole else self.count} {self.unit}"
+        bounds = f", {self.least} to {self.most} steps" if self.least is not None else ""
+        return f"{int(self.count) if is_whole else self.count} {self.unit}{bounds}"
 
     def steps(self, per_epoch: int | None) -> int:
         """Return the length in steps, at least one.
@@ -158,22 +163,39 @@ class Length(StrictModel):
         if self.unit == "steps":
             return int(self.count)
         assert per_epoch is not None
-        return max(1, round(self.count * per_epoch))
+        steps = max(1, round(self.count * per_epoch))
+        return steps if self.least is None or self.most is None else min(max(steps, self.least), self.most)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        text = {"type": "string", "pattern": r"^\s*[\d.eE+-]+\s*(epochs?|steps?)?\s*$"}
+        text = {"type": "string", "pattern": r"^\s*[\d.eE+-]+\s*(epochs?|steps?)?\s*(,\s*\d+ to \d+ steps)?$"}
         return {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, text], "description": "10, 10 epochs or 500 steps"}
 
 
 class TrainingConfig(StrictModel):
     """Length, optimizer and learning rates of a training."""
 
-    epochs: Length = Field(description="how long: 10, 10 epochs or 500 steps")
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    lr: Positive = Field(0.01, description="learning rate of the weights")
-    momentum: Annotated[Fraction, Field(lt=1)] = Field(0.9, description="Nesterov momentum of sgd; first beta of adamw")
-    weight_decay: NonNegative = Field(1e-4, description="of the weights; scores, biases and norms have none")
+    epochs: Length = Field(
+        default_factory=lambda: Length.model_validate(SEARCH_LENGTH),
+        description="how long: 10, 10 epochs, 500 steps; or epochs within bounds",
+    )
+    optimizer: Literal["sgd", "adam", "adamw"] = Field(
+        "sgd", description="default in a run: adamw for networks with more layer norms than batch norms, else sgd"
+    )
+    lr: Positive = Field(
+        0.01,
+        description="learning rate of the weights; default in a run with adam: 5e-4 in a search, 1e-4 in finetune",
+    )
+    momentum: Annotated[Fraction, Field(lt=1)] = Field(
+        0.9, description="Nesterov momentum of sgd; first beta of adam and adamw"
+    )
+    weight_decay: NonNegative = Field(
+        1e-4, description="of the weights; scores, biases and norms have none; default in a run with adamw: 0.05"
+    )
+    decay_norms: bool = Field(
+        False,
+        description="weight decay also on biases and norms, as PyTorch's optimizers do by default",
+    )
     schedule: Literal["cosine", "step", "constant"] = "cosine"
     milestones: Annotated[tuple[Fraction, ...], AfterValidator(_check_ascending)] = Field(
         (0.5, 0.75),
@@ -191,7 +213,7 @@ class LogitDistillation(StrictModel):
 
     temperature: Positive = 4.0
     weight: NonNegative = Field(
-        0.5,
+        8.0,
         description="loss = task loss + weight * KL(teacher / T, student / T), without the usual factor T²: at "
         "temperature 4, a weight of 8 here equals 0.5 in the usual form",
     )

@@ -23,14 +23,14 @@ TYPE_NAMES = {"boolean": "`true`, `false`", "integer": "an integer", "number": "
 
 def reference_page() -> str:
     """Return the page as Markdown."""
-    schema = Recipe.schema_for_editors()
+    own_searches = [name for name in search_names() if config_class(name).__module__.startswith("compress.")]
+    schema = Recipe.schema_for_editors(own_searches)
     definitions = schema["$defs"]
     lines = [INTRODUCTION, "## Top level", "", _table(schema["properties"], definitions)]
     for name, field in schema["properties"].items():
         section = _section_of(field, definitions)
         if name != "search" and section is not None:
             lines += ["", f"## {name}", "", *_section_lines(section, definitions)]
-    own_searches = [name for name in search_names() if config_class(name).__module__.startswith("compress.")]
     lines += ["", "## search", "", "One of these, by its `method`."]
     for name in own_searches:
         settings = _section_lines(definitions[f"search_{name}"], definitions, skip=("method",))
@@ -75,7 +75,7 @@ def _value_kind(field: JsonSchema, definitions: JsonSchema) -> str:
     if "const" in field:
         return f"`{json.dumps(field['const']).strip(chr(34))}`"
     if "enum" in field:
-        return ", ".join(f"`{value}`" for value in field["enum"])
+        return ", ".join(f"`{json.dumps(value).strip(chr(34))}`" for value in field["enum"])
     if "$ref" in field:
         name = _definition_name(field)
         if name.startswith("search_"):

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
 from .fields import Length, StrictModel
 from .messages import did_you_mean
 
-Ranking = Literal["auto", "cost", "global", "group", "lamp"]
+Ranking = Literal["auto", "balanced", "bounded", "cost", "global", "group", "lamp"]
 RANKING_DESCRIPTION = (
-    "how importance is compared across groups. global: as it is; group: relative to the mean of its group; cost: per "
-    "cost in the budget's unit; lamp: LAMP score per cost; auto: lamp if only inner channels are pruned, {} if "
-    "residual streams are pruned as well or the budget counts dimensions"
+    "how importance is compared across groups. global: as it is; bounded: as it is, but the best k/n of a group's "
+    "dimensions count as the best 3/2 k/n of all, so that no group is emptied; group: relative to the mean of its "
+    "group; cost: per cost in the budget's unit; lamp: LAMP score per cost; balanced: lamp if a dimension costs about "
+    "the same in all groups, else bounded; auto: {} if only inner channels are pruned, {} if residual streams are "
+    "pruned as well or the budget counts dimensions"
 )
 
 
@@ -32,14 +34,20 @@ class SearchConfig(StrictModel):
     have defaults, which fit a search that only measures importance.
     """
 
+    chooses_operations: ClassVar[bool] = False  # whether the search can rank the candidates of `compress.Choice`
     method: str
-    ranking: Ranking = Field("global", description=RANKING_DESCRIPTION.format("group"))
+    ranking: Ranking = Field("global", description=RANKING_DESCRIPTION.format("balanced", "group"))
 
     def ranking_for(self, groups: Iterable[HasKind], unit: str) -> Ranking:
         """Return the ranking for these groups and a budget in this unit; resolves `auto`."""
         if self.ranking != "auto":
             return self.ranking
-        return "lamp" if only_inner_channels(groups, unit) else self.fallback_ranking
+        return self.channel_ranking if only_inner_channels(groups, unit) else self.fallback_ranking
+
+    @property
+    def channel_ranking(self) -> Ranking:
+        """Ranking that `auto` stands for if only inner channels are pruned, to a budget in which their costs differ."""
+        return "balanced"
 
     @property
     def fallback_ranking(self) -> Ranking:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple
 
 from compress.errors import RecipeError
 
+from .budget_section import BUDGET_UNITS
 from .messages import describe_kind, did_you_mean, dotted_key, short_repr
-from .sections import BUDGET_UNITS
 from .yaml_file import Key, Position, UnreadableYaml, parse_yaml
 
 MAX_EXTENDS = 32  # recipes in a chain
@@ -75,6 +76,8 @@ def _gather(source: Source, extended_by: tuple[str, ...]) -> RecipeData:
             chain = " -> ".join([*extended_by[:3], "..."])
             raise RecipeError(f"{chain}: expected at most {MAX_EXTENDS} recipes that extend each other; got more")
         data = _load_file(path, is_extended=bool(extended_by))
+    if isinstance(data.values.get("search"), str):  # so that a recipe that extends this one can change settings
+        data.values["search"] = {"method": data.values["search"]}
     base_name = data.values.pop("extends", None)
     if base_name is None:
         return data
@@ -115,6 +118,8 @@ def _find(source: str | Path, folder: Path) -> Path:
         if isinstance(error, UnknownRecipe):
             raise
     hint = did_you_mean(name, list(packaged))
+    if re.fullmatch(r"[\d.]+\s*([a-zA-Z]+)?", name):
+        hint = ' For a budget alone, write what is left, as "50%" of the MACs, or a dict: {"budget": {"macs": "20M"}}'
     raise UnknownRecipe(
         f"{dotted_key((name,))}: expected the path of a YAML file or one of the packaged recipes "
         f"({', '.join(packaged) or 'none'})" + (f".{hint}" if hint else "")

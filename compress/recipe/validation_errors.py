@@ -10,13 +10,14 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from .budget_section import BUDGET_UNITS, explain_foreign_key, units_problem
 from .conflicts import Conflict, ConflictError
 from .messages import did_you_mean, dotted_key, short_repr
 from .search_config import config_class
-from .sections import BUDGET_UNITS, one_unit_expected
 from .sources import RecipeData, value_at
 
 SYNONYMS = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "fp32": "float32", "single": "float32"}
+STEP_WORDS = ("steps", "iterations", "iters", "max_steps", "num_steps", "n_steps")  # instead of `epochs: 300 steps`
 Path = tuple[int | str, ...]
 
 
@@ -43,7 +44,11 @@ class ErrorExplainer:
         where, got = self.data.describe(path), short_repr(details["input"])
         if kind == "extra_forbidden":
             known = self._keys_of(path[:-1])
-            hint = self._right_section(path, known) or _did_you_mean(path[-1], known)
+            foreign = explain_foreign_key(str(path[-1])[:80], details["input"])
+            hint = f" {foreign}" if foreign and path[0] == "budget" else self._right_section(path, known)
+            if not hint and foreign and len(path) == 1:
+                hint = f" It belongs to budget. {foreign}"
+            hint = hint or _length_in_steps(path[-1], details["input"], known) or _did_you_mean(path[-1], known)
             return [f"{where}: expected one of {', '.join(known)}; got {short_repr(path[-1])}.{hint}"]
         if kind == "missing":
             return [f"{where}: required but missing"]
@@ -69,7 +74,7 @@ class ErrorExplainer:
         """
         invalid = {str(details["loc"][0]) for details in error.errors() if details["loc"]}
         conflicts: list[Conflict] = []
-        if message := self._several_units(error):
+        if message := self._limit_beside_auto(error):
             conflicts.append(Conflict(("budget",), message))
         if invalid:
             values = self.data.values
@@ -81,14 +86,14 @@ class ErrorExplainer:
                 conflicts += [c for cause in causes for c in cause.conflicts if not invalid & {*c.sections}]
         return conflicts
 
-    def _several_units(self, error: ValidationError) -> str:
-        """Return the budget's message about several units, which it does not check if one of them is invalid."""
+    def _limit_beside_auto(self, error: ValidationError) -> str:
+        """Return the budget's message about limits beside auto, which it does not check if one of them is invalid."""
         budget = self.data.values.get("budget")
         unit_is_invalid = any(d["loc"][:1] == ("budget",) and d["loc"][1:] for d in error.errors())
         if not isinstance(budget, Mapping) or not unit_is_invalid:
             return ""
         units = [unit for unit in BUDGET_UNITS if budget.get(unit) is not None]
-        return one_unit_expected(units) if len(units) > 1 else ""
+        return units_problem(units) if len(units) > 1 else ""
 
     def _is_container(self, path: Path) -> bool:
         return isinstance(value_at(self.data.values, path), (Mapping, list, tuple))
@@ -124,6 +129,14 @@ class ErrorExplainer:
             elif key in getattr(model, "model_fields", {}):
                 model = _model_in(model.model_fields[key].annotation)
         return [field.alias or name for name, field in getattr(model, "model_fields", {}).items()]
+
+
+def _length_in_steps(key: int | str, value: Any, known: list[str]) -> str:
+    """Return how a length in steps is written, if the key stands for one and the section has a length."""
+    if str(key) not in STEP_WORDS or "epochs" not in known:
+        return ""
+    number = value if isinstance(value, int) and not isinstance(value, bool) else 300
+    return f" A length in steps is written as epochs: {number} steps."
 
 
 def _did_you_mean(value: Any, known: list[str]) -> str:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from compress.cells import Genotype, draw_cell
 from compress.formatting import FRACTION_METRICS
-from compress.search import LARGEST_GROUPS
+from compress.search import spread_over_kinds
 
+from .cost_charts import cost_charts
+from .landscape import Landscape
+from .landscape_charts import landscape_sections
 from .report import Report
 from .svg import (
     CUT,
@@ -39,6 +43,14 @@ MAX_POINTS = 400  # of a curve
 HEADROOM = 0.12  # above and below curves, relative to their range
 TASK_TERMS = ("loss", "task", "primary", "auxiliary", "distil", "features")  # terms of the loss
 PENALTY_TERMS = ("penalty", "bond")
+MAX_POLICY_GROUPS = 60  # with a chart of their own
+POLICY_NUMBERS = {  # key in a snapshot -> label
+    "reward": "reward, moving average",
+    "entropy": "entropy",
+    "phi": "level of sharing Φ",
+    "cosine": "cosine between the gradients of candidates",
+    "coupled_gradient": "norm of coupled gradients",
+}
 
 
 def render_charts(report: Report) -> str:
@@ -50,6 +62,19 @@ def render_charts(report: Report) -> str:
 def metric_label(name: str, value: float) -> str:
     """Format a metric's value for the page: fractions in percent, others with four digits."""
     return f"{value:.2%}" if name in FRACTION_METRICS and math.isfinite(value) else f"{value:.4g}"
+
+
+def _cell_charts(report: Report) -> str:
+    """Draw the cells of the genotype: operations on the edges, nodes from left to right."""
+    if report.genotype is None:
+        return ""
+    genotype = Genotype.from_dict(report.genotype)
+    charts = [
+        f"<figure><figcaption>{kind} cell, width {cell.width:g}, depth {cell.depth}</figcaption>"
+        f"{draw_cell(cell, f'{kind} cell')}</figure>\n"
+        for kind, cell in genotype.cells.items()
+    ]
+    return chart_section("Cells", "The chosen operations; an edge that is not drawn is removed.", charts)
 
 
 def _width_charts(report: Report) -> str:
@@ -82,7 +107,7 @@ def _width_charts(report: Report) -> str:
 
 
 def _importance_charts(report: Report) -> str:
-    """Draw histograms of the importance: of all groups, relative to the mean of each, and of the widest groups."""
+    """Draw histograms of the importance: of all groups, relative to the mean of each, and of some of every kind."""
     kept_counts = {row.name: row.kept for row in report.groups}
     by_group: dict[str, tuple[list[float], list[float]]] = {}  # group -> importance of kept and dropped dimensions
     all_kept: list[float] = []
@@ -94,46 +119,114 @@ def _importance_charts(report: Report) -> str:
             mean = float(np.abs(ranked).mean()) or 1.0
             all_kept.extend(value / mean for value in kept)
             all_dropped.extend(value / mean for value in dropped)
-    widest = sorted(by_group, key=lambda name: -len(report.importance[name]))[:LARGEST_GROUPS]
+    kinds = {row.name: row.kind_and_part for row in report.groups if row.name in by_group}
     small = [
-        _histogram_chart(f"part{i}", name, 150, 80, *by_group[name])
-        for i, name in enumerate(by_group)
-        if name in widest
+        _histogram_chart(f"part{i}", name, 150, 80, *by_group[name], f"{name} ({kinds[name]})")
+        for i, name in enumerate(spread_over_kinds(kinds))
     ]
     charts = []
     if by_group:
         caption = f"all {len(by_group)} groups, relative to the mean of each"
         charts.append(_histogram_chart("parts", caption, 400, height_beside(small, 84), all_kept, all_dropped))
-    text = f"At the cut. Each chart has its own scale.{_shown_groups_note(len(widest), len(by_group))}"
+    text = f"At the cut. Each chart has its own scale.{_shown_groups_note(len(small), len(by_group))}"
     return chart_section("Importance", text, charts + small_charts(small), kept=KEPT, dropped=CUT)
 
 
-def _shown_groups_note(shown: int, total: int) -> str:
+def _shown_groups_note(shown: int, total: int, noun: str = "groups") -> str:
     """Say which groups have their own chart, if not all have."""
-    return f" Of {total} groups, the {shown} widest are also shown one by one." if shown < total else ""
+    if shown >= total:
+        return ""
+    kinds = "every kind, " if noun == "groups" else ""
+    return (
+        f" Of {total} {noun}, {shown} are also shown one by one: {kinds}from the first to the last. The table has all."
+    )
 
 
 def _score_charts(report: Report) -> str:
     """Draw quantiles of the scores during the search: of all groups, and of those that were recorded."""
     charts: list[str] = []
-    for stage in dict.fromkeys(str(snapshot["stage"]) for snapshot in report.scores):
-        snapshots = [snapshot for snapshot in report.scores if str(snapshot["stage"]) == stage]
+    kinds = {row.name: f" ({row.kind_and_part})" for row in report.groups}
+    notes: dict[str, None] = {}  # in order, each once
+    for stage, snapshots in _snapshots_by_stage(report, "all").items():
         steps = [snapshot["step"] for snapshot in snapshots]
-        small = [
-            _quantile_chart(f"spread{len(charts)}-{i}", name, 150, 92, steps, [s["groups"][name] for s in snapshots])
-            for i, name in enumerate(snapshots[0]["groups"])
-        ]
+        small = []
+        for i, name in enumerate(snapshots[0]["groups"]):
+            quantiles, caption = [s["groups"][name] for s in snapshots], f"{name}{kinds.get(name, '')}"
+            small.append(_quantile_chart(f"spread{len(charts)}-{i}", name, 150, 92, steps, quantiles, caption))
+        total, noun = (len(report.operations), "choices") if stage == "operations" else (len(report.groups), "groups")
+        notes[_shown_groups_note(len(small), total, noun)] = None
         id_prefix, caption, height = f"spread{len(charts)}", f"{stage}: all scores", height_beside(small, 96)
         quantiles = [snapshot["all"] for snapshot in snapshots]
         charts += [_quantile_chart(id_prefix, caption, 400, height, steps, quantiles), *small_charts(small)]
     text = "During the search. Lines are quantiles: every 5% of all scores, every 10% within a group."
-    recorded_groups = max((len(snapshot["groups"]) for snapshot in report.scores), default=0)
-    text += _shown_groups_note(recorded_groups, len(report.groups))
-    return chart_section("Scores", text, charts, median=INK)
+    return chart_section("Scores", text + "".join(notes), charts, median=INK)
+
+
+def _snapshots_by_stage(report: Report, key: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the snapshots of each search that have a key."""
+    by_stage: dict[str, list[dict[str, Any]]] = {}
+    for snapshot in report.scores:
+        if key in snapshot:
+            by_stage.setdefault(str(snapshot["stage"]), []).append(snapshot)
+    return by_stage
+
+
+def _policy_charts(report: Report) -> str:
+    """Draw the probabilities of each group's candidate widths during the search, and the numbers of the policy."""
+    charts: list[str] = []
+    for stage, snapshots in _snapshots_by_stage(report, "policy").items():
+        steps, policies = [s["step"] for s in snapshots], [s["policy"] for s in snapshots]
+        for key, label in POLICY_NUMBERS.items():
+            points = [
+                (step, policy[key]) for step, policy in zip(steps, policies, strict=True) if policy.get(key) is not None
+            ]
+            if points:
+                charts.append(_policy_number_chart(f"policy{len(charts)}", f"{stage}: {label}", points))
+        small = [
+            _probability_chart(f"policy{len(charts)}-{i}", name, steps, [policy["groups"][name] for policy in policies])
+            for i, name in enumerate(list(policies[0]["groups"])[:MAX_POLICY_GROUPS])
+        ]
+        charts += small_charts(small)
+    text = "During the search. The areas are the probabilities of a group's candidate widths, the widest darkest."
+    return chart_section("Policy", text, charts)
+
+
+def _policy_number_chart(id_prefix: str, caption: str, points: Sequence[tuple[int, float]]) -> str:
+    figure, ax = new_figure(360, 140, 46, 12, 8, 36)
+    ax.margins(y=HEADROOM)
+    ax.plot(*zip(*points, strict=True), color=KEPT, lw=1.5, marker="o" if len(points) <= 40 else "", ms=3)
+    ax.set_xlabel("step")
+    ax.grid()
+    set_ticks(ax.xaxis, 6)
+    set_ticks(ax.yaxis, 4)
+    (first, start), (last, end) = points[0], points[-1]
+    alt_text = f"Policy, {caption}: {start:.4g} at step {first}, {end:.4g} at step {last}"
+    return inline_svg(figure, id_prefix, alt_text, caption)
+
+
+def _probability_chart(id_prefix: str, name: str, steps: Sequence[int], groups: Sequence[Mapping[str, Any]]) -> str:
+    """Draw the probabilities of one group's candidates as stacked areas."""
+    figure, ax = new_figure(150, 92, 32, 16, 4, 32)
+    bottom, widths = np.zeros(len(steps)), groups[-1]["widths"]
+    for k in range(len(widths)):
+        top = bottom + np.array([group["probabilities"][k] for group in groups])
+        ax.fill_between(steps, bottom, top, color=KEPT, alpha=(k + 1) / len(widths), lw=0)
+        bottom = top
+    ax.set(ylim=(0, 1), xlim=(steps[0], max(steps[-1], steps[0] + 1)), yticks=[0, 0.5, 1])
+    ax.set_xlabel("step", labelpad=1)
+    set_ticks(ax.xaxis, 3)
+    final = ", ".join(f"{w} {p:.0%}" for w, p in zip(widths, groups[-1]["probabilities"], strict=True))
+    return inline_svg(figure, id_prefix, f"Probabilities of the widths of {name} at step {steps[-1]}: {final}", name)
 
 
 def _quantile_chart(
-    id_prefix: str, name: str, width: int, height: int, steps: Sequence[int], quantiles: Sequence[Sequence[float]]
+    id_prefix: str,
+    name: str,
+    width: int,
+    height: int,
+    steps: Sequence[int],
+    quantiles: Sequence[Sequence[float]],
+    caption: str = "",
 ) -> str:
     """Draw a line for every quantile, and a wider one for the median."""
     figure, ax = new_figure(width, height, 32, 16, 4, 32)
@@ -149,11 +242,11 @@ def _quantile_chart(
     set_ticks(ax.yaxis, 2 + height // 50)
     first, last = (f"{row.min():.3g} to {row.max():.3g}" for row in (values[0], values[-1]))
     alt_text = f"Scores, {name}: {first} at step {steps[0]}, {last} at step {steps[-1]}"
-    return inline_svg(figure, id_prefix, alt_text, name)
+    return inline_svg(figure, id_prefix, alt_text, caption or name)
 
 
 def _histogram_chart(
-    id_prefix: str, name: str, width: int, height: int, kept: list[float], dropped: list[float]
+    id_prefix: str, name: str, width: int, height: int, kept: list[float], dropped: list[float], caption: str = ""
 ) -> str:
     """Draw a histogram of the importance, with dropped dimensions stacked on kept ones."""
     figure, ax = new_figure(width, height, 8, 20, 4, 18)  # on the right, half of the last tick label needs room
@@ -182,7 +275,7 @@ def _histogram_chart(
     set_ticks(ax.xaxis, 2 + width // 200)
     alt_text = f"Importance of {name}: {len(kept)} kept and {len(dropped)} dropped, "
     alt_text += f"from {values.min():.3g} to {values.max():.3g}"
-    return inline_svg(figure, id_prefix, alt_text, name)
+    return inline_svg(figure, id_prefix, alt_text, caption or name)
 
 
 def _curve_charts(report: Report) -> str:
@@ -259,4 +352,18 @@ def _curve_points(records: Sequence[Mapping[str, Any]], unit: str, name: str) ->
     return x, y
 
 
-CHARTS: tuple[Callable[[Report], str], ...] = (_width_charts, _importance_charts, _score_charts, _curve_charts)
+def _landscape_charts(report: Report) -> str:
+    """Draw loss and gradient noise around the weights, if `compress landscape` has measured them."""
+    return landscape_sections(Landscape.from_dict(report.landscape)) if report.landscape else ""
+
+
+CHARTS: tuple[Callable[[Report], str], ...] = (
+    _cell_charts,
+    _width_charts,
+    _importance_charts,
+    _score_charts,
+    cost_charts,
+    _policy_charts,
+    _curve_charts,
+    _landscape_charts,
+)

@@ -18,6 +18,12 @@ class GroupRow:
     kept: int
     params: int  # of one dimension in the dense model
     macs: int  # likewise
+    attention_part: str = ""  # qk, v or qkv; empty if the kind is not attention
+
+    @property
+    def kind_and_part(self) -> str:
+        """Return the kind with the part of attention: `mlp`, `attention qk`."""
+        return f"{self.kind} {self.attention_part}".rstrip()
 
 
 @dataclass(frozen=True)

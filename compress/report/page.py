@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from html import escape
 from typing import Any, NamedTuple
@@ -18,9 +18,11 @@ from compress.recipe import Recipe
 
 from .charts import metric_label, render_charts
 from .group_table import GROUP_COLUMNS
+from .operation_table import OPERATION_COLUMNS
 from .report import Report
 
 BAR = '<span class="bar"><i class="{}" style="width:{:.1%}"></i></span>'
+TEST_PREFIX = "test "  # of the names of metrics on test data
 REFUSED_COLUMNS = ("name", "reason", "width")
 CSS = """
 :root{color-scheme:light dark;--back:#f4f6f9;--card:#fff;--text:#1b2330;--soft:#5a6575;--grid:#d5dbe4;--pale:#c8d5ea;
@@ -38,17 +40,19 @@ align-items:start}.fill{grid-template-columns:repeat(auto-fill,minmax(min(100%,v
 padding:.8rem 1rem;margin:0;min-width:0}b{display:block;
 font-size:clamp(1.4rem,5vw,2rem);line-height:1.3;font-weight:650}.pair{display:flex;flex-wrap:wrap;gap:0 .3em;
 justify-content:space-between;font-size:.78rem;margin-top:.3rem}
-.small figure{padding:.5rem .6rem}.small figcaption{font-size:.8rem}.pair+.bar{margin-top:.1em;background:none}
+.small{align-items:stretch}.small figure{padding:.5rem .6rem}
+.small figcaption{font-size:.8rem}.pair+.bar{margin-top:.1em;background:none}
 figcaption{font-size:.9rem;margin-bottom:.3rem}svg{display:block;max-width:100%;height:auto;overflow:visible}
 .key{white-space:nowrap;margin:0 .5em}.key i{display:inline-block;width:.8em;height:.8em;margin-right:.35em}
 .wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
 th,td{text-align:left;padding:.3rem clamp(.25rem,.8vw,.6rem);border-bottom:1px solid var(--grid);vertical-align:top}
 th{font-weight:500;white-space:nowrap}tr:last-child td{border:0}td:first-child{min-width:7.2rem}
 td:nth-child(n+3),th:nth-child(n+3),.sides td+td,.sides th+th{text-align:right}
+.sides td+td{white-space:nowrap;min-width:0}
 .bar,.bar i{display:block;height:.75em;border-radius:.2em}
 .bar{min-width:3.4rem;margin-top:.35em;background:var(--pale)}
 .bar .kept{background:var(--kept)}.bar .cut{background:var(--cut)}.bar .pale{background:var(--pale)}
-td:nth-child(2){min-width:4.6rem}body>details{margin:.8rem 0}summary{cursor:pointer;font-weight:600;margin-bottom:.3rem}
+td:nth-child(2){min-width:5.6rem}body>details{margin:.8rem 0}summary{cursor:pointer;font-weight:600;margin-bottom:.3rem}
 pre{margin:0;overflow-x:auto;font:.85rem/1.45 ui-monospace,Menlo,monospace}
 .columns{columns:17rem}.columns span{display:block;break-inside:avoid}details details{margin-top:.8rem}
 @media print{body{background:none;padding:0;font-size:11px}h2,h2+p{break-after:avoid}
@@ -68,15 +72,26 @@ def render_page(report: Report) -> str:
     method = (report.recipe.get("search") or {}).get("method")
     model_name = report.origin.get("model")
     title = (f"{model_name} pruned" if model_name else "Pruned") + (f" by {method}" if method else "")
-    for unit, fraction in (report.recipe.get("budget") or {}).items():
-        title += (
-            f" to {100 * fraction:.4g}% of the {UNITS[unit].label if unit in UNITS else unit}"
-            if isinstance(fraction, float)
-            else ""
-        )
+    title += _describe_budget(report.recipe.get("budget") or {})
     body = f"<h1>{escape(title)}</h1>\n<p>{_origin_line(report)}{_verification_line(report)}</p>\n"
     body += _number_tiles(report) + render_charts(report) + _detail_tables(report)
+    return html_document(title, body)
+
+
+def html_document(title: str, body: str) -> str:
+    """Return a complete page with the style of all pages."""
     return f"{HEAD}<title>{escape(title)}</title></head>\n<body>\n{body}</body>\n</html>\n"
+
+
+def _describe_budget(budget: Mapping[str, Any]) -> str:
+    """Return the limits of a recipe's budget: " to 50% of the MACs and 3M parameters"."""
+    labels = {unit: UNITS[unit].label if unit in UNITS else unit for unit in budget}
+    limits = [
+        f"{100 * limit:.4g}% of the {labels[unit]}" if isinstance(limit, float) else f"{limit} {labels[unit]}"
+        for unit, limit in budget.items()
+        if isinstance(limit, (float, str))
+    ]
+    return f" to {' and '.join(limits)}" if limits else ""
 
 
 def _origin_line(report: Report) -> str:
@@ -87,11 +102,20 @@ def _origin_line(report: Report) -> str:
 
 def _verification_line(report: Report) -> str:
     """Return how many groups were verified, what that means, and how many were cut and left alone."""
+    chosen = ""
+    if report.operations:
+        count = sum(row.places for row in report.operations)
+        chosen = (
+            f"{count} operation{'s were' if count != 1 else ' was'} chosen; the network was verified to compute what "
+        )
+        chosen += "the mixture does with all weight on them. "
+        if not report.groups:
+            return chosen.strip()
     count, cut = len(report.groups), sum(row.kept < row.width for row in report.groups)
     verified = f"{count} group{' was' if count == 1 else 's were'} verified before the search: on the example inputs, "
     verified += "removing dimensions gives the same outputs as setting them to zero. "
     refused = f"{len(report.refused)} other{'s' * (len(report.refused) != 1)} left alone"
-    return f"{verified * bool(count)}{cut} of {count} cut, {refused}."
+    return f"{chosen}{verified * bool(count)}{cut} of {count} cut, {refused}."
 
 
 class _Tile(NamedTuple):
@@ -123,20 +147,29 @@ def _number_tiles(report: Report) -> str:
         speedup = f"{dense / (compact or math.nan):.2f}x"
         tiles[2] = _Tile("latency speed-up", speedup, bars)  # more informative than the dimensions
     metrics = {"dense": report.dense.metrics, "after the cut": report.sliced, "compact": report.pruned.metrics}
-    for name in dict.fromkeys(name for values in metrics.values() for name, v in values.items() if v is not None):
-        bars = {
-            network: (values[name], metric_label(name, values[name]))
-            for network, values in metrics.items()
-            if values.get(name) is not None
-        }
-        tiles.append(_Tile(name, bars.get("compact", (0.0, "-"))[1], bars))
+    tiles += _metric_tiles(metrics)
+    tiles += _metric_tiles({"dense": report.dense.test, "compact": report.pruned.test}, TEST_PREFIX)
     cards = "".join(map(_tile_card, tiles))
     return f'<div class="grid" style="--least:10rem;align-items:stretch">\n{cards}</div>\n'
 
 
+def _metric_tiles(metrics: Mapping[str, Mapping[str, float | None]], prefix: str = "") -> list[_Tile]:
+    """Return a tile for each metric, with a bar for each network that has it."""
+    tiles = []
+    for name in dict.fromkeys(name for values in metrics.values() for name, v in values.items() if v is not None):
+        bars = {
+            network: (value, metric_label(name, value))
+            for network, values in metrics.items()
+            if (value := values.get(name)) is not None
+        }
+        tiles.append(_Tile(prefix + name, bars.get("compact", (0.0, "-"))[1], bars))
+    return tiles
+
+
 def _tile_card(tile: _Tile) -> str:
     lengths = {name: value if math.isfinite(value) and value > 0 else 0.0 for name, (value, _) in tile.bars.items()}
-    full_length = max([1.0] * (tile.name in FRACTION_METRICS) + [*lengths.values()], default=0.0) or 1.0
+    is_fraction = tile.name.removeprefix(TEST_PREFIX) in FRACTION_METRICS
+    full_length = max([1.0] * is_fraction + [*lengths.values()], default=0.0) or 1.0
     lines = [
         f'<span class="pair"><span>{network}</span><span>{text}</span></span>'
         + BAR.format({"dense": "pale", "compact": "kept"}.get(network, "cut"), lengths[network] / full_length)
@@ -145,7 +178,7 @@ def _tile_card(tile: _Tile) -> str:
     return f'<div class="card">{escape(tile.name)}<b>{tile.number}</b>{"".join(lines)}</div>\n'
 
 
-def _html_table(rows: Sequence[Sequence[object]], *headers: str) -> str:
+def html_table(rows: Sequence[Sequence[object]], *headers: str) -> str:
     """Return a table; cells that are floats become bars. Empty without rows."""
     lines = ["".join(f"<th>{header}</th>" for header in headers)] if headers else []
     for row in rows:
@@ -155,7 +188,7 @@ def _html_table(rows: Sequence[Sequence[object]], *headers: str) -> str:
     return f'<div class="wide"><table>\n{body}</table></div>' if rows else ""
 
 
-def _details(title: str, body: str, folded: bool = False) -> str:
+def details_block(title: str, body: str, folded: bool = False) -> str:
     """Return a block that can be folded; empty without a body."""
     opened = "" if folded else " open"
     return f"<details{opened}><summary>{title}</summary>\n{body}</details>\n" if body else ""
@@ -170,13 +203,15 @@ def _detail_tables(report: Report) -> str:
         for stage, s in report.seconds.items()
         if not s < 0.001  # the stage had nothing to do
     ]
-    wide = _details("Exported", _export_block(report.export))
-    wide += _details("Groups", _html_table(groups, *(column.header for column in GROUP_COLUMNS)), len(groups) > 40)
-    wide += _details("Left alone", _html_table(refused, *REFUSED_COLUMNS), len(refused) > 12)
-    narrow = _details("Notes", _html_table([[note] for note in report.notes]))
-    narrow += _details("Time", _html_table(times))
-    narrow += _details("Machine", _html_table([[name, str(value)] for name, value in report.machine.items()]))
-    recipe = _details("Recipe", _recipe_block(report.recipe))
+    wide = details_block("Exported", _export_block(report.export))
+    operations = [[column.cell(row) for column in OPERATION_COLUMNS] for row in report.operations]
+    wide += details_block("Operations", html_table(operations, *(column.header for column in OPERATION_COLUMNS)))
+    wide += details_block("Groups", html_table(groups, *(column.header for column in GROUP_COLUMNS)), len(groups) > 40)
+    wide += details_block("Left alone", html_table(refused, *REFUSED_COLUMNS), len(refused) > 12)
+    narrow = details_block("Notes", html_table([[note] for note in report.notes]))
+    narrow += details_block("Time", html_table(times))
+    narrow += details_block("Machine", html_table([[name, str(value)] for name, value in report.machine.items()]))
+    recipe = details_block("Recipe", _recipe_block(report.recipe))
     return f'{wide}<div class="grid" style="--least:18rem">\n{narrow}</div>\n{recipe}'
 
 
@@ -206,5 +241,5 @@ def _export_block(export: dict[str, Any]) -> str:
     from compress.exporters import ExportReport
 
     exported = ExportReport.from_dict(export)
-    table = _html_table(exported.rows(), "", "dense", "exported", "left")
+    table = html_table(exported.rows(), "", "dense", "exported", "left")
     return f'<p>{escape(exported.title)}</p>\n<div class="sides">{table}</div>'

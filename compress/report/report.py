@@ -16,8 +16,10 @@ from rich.text import Text
 from compress.budget import UNITS
 from compress.formatting import format_count, format_metric, format_time, printable, text_bar
 from compress.graph import Groups
+from compress.search import CostHistory
 
 from .group_table import GROUP_COLUMNS, GroupRow
+from .operation_table import OPERATION_COLUMNS, OperationRow
 
 if TYPE_CHECKING:
     from compress.exporters import ExportReport
@@ -32,6 +34,8 @@ class NetworkNumbers:
     metrics: dict[str, float] = field(default_factory=dict)
     latency_ms: float | None = None  # median
     latency_spread_ms: float | None = None  # half of the distance between the quartiles
+    size_bytes: int | None = None  # of the file of the weights
+    test: dict[str, float] = field(default_factory=dict)  # metrics on data that chose nothing
 
 
 @dataclass
@@ -48,7 +52,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     sliced: dict[str, float] = field(default_factory=dict)  # metrics right after the cut, before fine-tuning
     importance: dict[str, list[float]] = field(default_factory=dict)  # group -> of each dimension, at its last cut
-    scores: list[dict[str, Any]] = field(default_factory=list)  # their quantiles during the search
+    scores: list[dict[str, Any]] = field(default_factory=list)  # during the search: their quantiles, or the policy
     history: list[dict[str, Any]] = field(default_factory=list)  # records: stage, step, epoch and the values measured
     seconds: dict[str, float] = field(default_factory=dict)  # stage -> duration
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -56,12 +60,31 @@ class Report:
     machine: dict[str, Any] = field(default_factory=dict)  # see describe_machine
     kept: dict[str, int] = field(default_factory=dict)  # best weights: after step `step` of `of`
     origin: dict[str, Any] = field(default_factory=dict)  # see run_origin
+    repair: dict[str, Any] = field(default_factory=dict)  # a Repair as JSON data: the errors of each layer
+    operations: list[OperationRow] = field(default_factory=list)  # choices between operations
+    genotype: dict[str, Any] | None = None  # of a network of cells, as JSON data
+    landscape: dict[str, Any] = field(default_factory=dict)  # a Landscape as JSON data: loss around the weights
+    costs: list[CostHistory] = field(default_factory=list)  # of the scores during each search, by half of the data
 
     def __repr__(self) -> str:
         networks = self.pruned, self.dense
         macs = " of ".join(format_count(network.macs) for network in networks)
         params = " of ".join(format_count(network.params) for network in networks)
-        return f"Report({macs} MACs, {params} parameters, {len(self.groups)} groups, {len(self.refused)} left alone)"
+        costs = f"{macs} MACs, {params} parameters, {len(self.groups)} groups, {len(self.refused)} left alone"
+        return f"Report({', '.join([*self._first_metric(), costs])})"
+
+    def _first_metric(self) -> list[str]:
+        """Return the first metric of the pruned and of the dense network as text; empty if nothing was evaluated.
+
+        It is that on test data, if there are any.
+        """
+        pruned, dense, prefix = self.pruned.metrics, self.dense.metrics, ""
+        if self.pruned.test:
+            pruned, dense, prefix = self.pruned.test, self.dense.test, "test "
+        for metric, value in pruned.items():
+            of_dense = f" (dense {format_metric(metric, dense[metric])})" if metric in dense else ""
+            return [f"{prefix}{metric} {format_metric(metric, value)}{of_dense}"]
+        return []
 
     @classmethod
     def of(cls, groups: Groups, keep: Mapping[str, Sized]) -> Report:
@@ -72,11 +95,11 @@ class Report:
         params, macs = (UNITS[unit].cost_per_dimension(groups).astype(int).tolist() for unit in ("params", "macs"))
         removed_branches = [name for name in groups.branches if not len(keep[name])]
         return cls(
-            NetworkNumbers(int(cost.params(cost.widths)), int(cost.macs(cost.widths))),
-            NetworkNumbers(int(cost.params(kept)), int(cost.macs(kept))),
+            _numbers_of(groups, cost.widths),
+            _numbers_of(groups, kept),
             [
-                GroupRow(group.name, group.kind, group.width, *numbers)
-                for group, *numbers in zip(groups, kept, params, macs, strict=True)
+                GroupRow(g.name, g.kind, g.width, kept_dims, dim_params, dim_macs, g.attention_part)
+                for g, kept_dims, dim_params, dim_macs in zip(groups, kept, params, macs, strict=True)
             ],
             [asdict(refused) for refused in groups.refused],
             [*groups.notes, *_removed_branches_notes(removed_branches)],
@@ -90,7 +113,10 @@ class Report:
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
         """Build a report from the data of report.json."""
         networks = {name: NetworkNumbers(**data[name]) for name in ("dense", "pruned")}
-        return cls(**{**data, **networks, "groups": [GroupRow(**row) for row in data["groups"]]})
+        operations = [OperationRow(**row) for row in data.get("operations", [])]
+        groups = [GroupRow(**row) for row in data["groups"]]
+        costs = [CostHistory.from_dict(history) for history in data.get("costs", [])]
+        return cls(**{**data, **networks, "groups": groups, "operations": operations, "costs": costs})
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
@@ -108,7 +134,8 @@ class Report:
         return Stack(
             self._network_table(),
             *([_export_report(self.export)] if self.export else []),
-            self._group_table(),
+            *([self._operation_table()] if self.operations else []),
+            *([self._group_table()] if self.groups or not self.operations else []),
             *([_refused_table(self.refused)] if self.refused else []),
             *[_plain_text(f"note: {note}", style="yellow") for note in self.notes],
             *([_plain_text(self.kept_weights_text())] if self.kept else []),
@@ -123,6 +150,9 @@ class Report:
             ("MACs", self.dense.macs, self.pruned.macs),
         ):
             table.add_row(label, format_count(dense), format_count(pruned), f"{pruned / dense:.1%}" if dense else "-")
+        if self.dense.size_bytes and self.pruned.size_bytes:
+            sizes = self.dense.size_bytes, self.pruned.size_bytes
+            table.add_row("file size", *map(UNITS["size"].format, sizes), f"{sizes[1] / sizes[0]:.1%}")
         if self.dense.latency_ms and self.pruned.latency_ms:
             texts = [f"{format_time(n.latency_ms or 0, n.latency_spread_ms)} ms" for n in (self.dense, self.pruned)]
             table.add_row("latency", *texts, f"{self.pruned.latency_ms / self.dense.latency_ms:.1%}")
@@ -133,6 +163,18 @@ class Report:
             if after_cut is not None and after_cut != final:
                 note = f"{format_metric(metric, after_cut)} before fine-tuning"
             table.add_row(_plain_text(metric), format_metric(metric, value), final_text, note)
+        for metric, value in self.dense.test.items():
+            final = self.pruned.test.get(metric)
+            final_text = "-" if final is None else format_metric(metric, final)
+            table.add_row(_plain_text(f"test {metric}"), format_metric(metric, value), final_text, "")
+        return table
+
+    def _operation_table(self) -> Table:
+        table = Table(title="operations", title_justify="left")
+        for column in OPERATION_COLUMNS:
+            table.add_column(column.header, justify="right" if column.align_right else "left", overflow="fold")
+        for row in self.operations:
+            table.add_row(*(_plain_text(column.cell(row)) for column in OPERATION_COLUMNS))
         return table
 
     def _group_table(self) -> Table:
@@ -164,6 +206,11 @@ class Report:
 def _plain_text(text: str, style: str = "") -> Text:
     """Return a text for the terminal that comes from a model or a file: without markup and control characters."""
     return Text(printable(text), style=style)
+
+
+def _numbers_of(groups: Groups, widths: Any) -> NetworkNumbers:
+    cost = groups.cost
+    return NetworkNumbers(int(cost.params(widths)), int(cost.macs(widths)), size_bytes=int(cost.size(widths)))
 
 
 def _removed_branches_notes(names: Sequence[str]) -> list[str]:

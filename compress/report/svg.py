@@ -71,7 +71,7 @@ def inline_svg(figure: Figure, id_prefix: str, alt_text: str, caption: str = "")
 def chart_section(title: str, text: str, charts: list[str], fill: bool = False, **legend: str) -> str:
     """Return a heading, a line of text with the legend of colors, and a grid of charts; empty without charts."""
     for label, color in legend.items():
-        css_color = CSS_COLORS[PLACEHOLDERS.index(color)]
+        css_color = "var(--text)" if color == INK else CSS_COLORS[PLACEHOLDERS.index(color)]  # paragraphs are paler
         text += f' <span class="key"><i style="background:{css_color}"></i>{label}</span>'
     grid = f'<div class="grid{" fill" * fill}" style="--least:21rem">\n{"".join(charts)}</div>\n'
     paragraph = f"<p>{text}</p>\n" if text else ""

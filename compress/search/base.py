@@ -10,10 +10,12 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn, optim
 
-from compress.budget import PruningSchedule
+from compress.budget import Operations, PruningSchedule
 from compress.graph import Groups
 from compress.recipe import SearchConfig, config_class, register_config
 from compress.training import Classification, GradientComputer, Task
+
+from .cost_history import CostSample
 
 Schedule = PruningSchedule | Callable[[dict[str, Tensor], float], Mapping[str, Any]]
 
@@ -35,6 +37,8 @@ class Job:
         teacher: the dense model, if there is one.
         steps_per_epoch: steps that read all data once, if known.
         gradient_computer: computes the gradients of a step in the precision, micro-batches and processes of the run.
+        operations: the choices of the model, if the search chooses operations instead of dimensions; a candidate takes
+            the part of a dimension, and a group of choices that of a group.
     """
 
     model: nn.Module
@@ -47,6 +51,14 @@ class Job:
     teacher: nn.Module | None = None
     steps_per_epoch: int | None = None
     gradient_computer: GradientComputer = field(default_factory=GradientComputer)
+    operations: Operations | None = None
+
+    @property
+    def num_scores(self) -> dict[str, int]:
+        """Return the number of dimensions of each group, or of candidates if the search chooses operations."""
+        if self.operations is not None:
+            return {name: len(candidates) for name, candidates in self.operations.candidates.items()}
+        return {group.name: group.width for group in self.groups}
 
     @torch.no_grad()
     def teacher_outputs(self, batch: Any) -> Any:
@@ -88,6 +100,20 @@ class Search(ABC):
         """Return the magnitude of the current score of every dimension, for charts; empty if no scores are trained."""
         return {}
 
+    def policy(self) -> dict[str, Any]:
+        """Return the distribution that widths are drawn from, as JSON data for charts; empty if there is none."""
+        return {}
+
+    def read_costs_(self) -> dict[str, CostSample]:
+        """Return the signed costs of the scores on each half of the data since the last call; empty if none are kept.
+
+        The result is the same on all processes.
+        """
+        return {}
+
+    def finish(self) -> None:  # noqa: B027
+        """Leave the model with the weights to hand over; called once, before `importance`."""
+
     def smaller_kernels(self) -> dict[str, dict[int, tuple[int, int]]]:
         """Return convolution weights whose kernels can be cropped: weight -> dimension -> kept range [start, end)."""
         return {}
@@ -102,6 +128,7 @@ class Search(ABC):
 
 
 _REGISTRY: dict[str, type[Search]] = {}
+_OPERATION_SEARCHES: dict[str, type[Search]] = {}  # methods that choose operations with another class
 SearchClass = TypeVar("SearchClass", bound=type[Search])
 
 
@@ -127,14 +154,27 @@ def register_search(name: str) -> Callable[[SearchClass], SearchClass]:
     return add
 
 
-def search_class(name: str) -> type[Search]:
+def register_operation_search(name: str) -> Callable[[SearchClass], SearchClass]:
+    """Register the class that a method chooses operations with, if it is not the one for dimensions."""
+
+    def add(cls: SearchClass) -> SearchClass:
+        _OPERATION_SEARCHES[name] = cls
+        return cls
+
+    return add
+
+
+def search_class(name: str, operations: bool = False) -> type[Search]:
     """Return the search class registered under a name.
+
+    Args:
+        operations: whether operations are chosen instead of dimensions.
 
     Raises:
         ValueError: no search of that name is registered.
     """
     config_class(name)
-    return _REGISTRY[name]
+    return _OPERATION_SEARCHES.get(name, _REGISTRY[name]) if operations else _REGISTRY[name]
 
 
 def data_free_importance(config: SearchConfig, model: nn.Module, groups: Groups, seed: int = 0) -> dict[str, Tensor]:

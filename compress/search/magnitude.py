@@ -7,14 +7,15 @@ Han et al., Learning both weights and connections for efficient neural networks,
 These are the input columns of the layers that read the dimension, or the output rows of the layers that write it where
 a product of activations or a norm reads it. The squares are summed over layers, as the cost of a dimension is: a
 residual stream, which many layers read, has both a higher importance and a higher cost. Weights of different layers
-differ in size, so groups are compared by `lamp`. Compared as they are, or per cost, strong pruning empties whole
-layers.
+differ in size. Where a dimension costs about the same in all groups, as in the ResNets for CIFAR, they are compared by
+`lamp`. In a network for larger images a dimension of the first layers costs a hundred times as much as one of the last,
+and importance per cost would empty the first layers: there, magnitudes are compared as they are, within bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -32,8 +33,9 @@ CHUNK_ELEMENTS = 2**16  # squared at a time
 class MagnitudeConfig(SearchConfig):
     """Squared norm of the weights that read a dimension; needs no data (Han et al. 2015)."""
 
+    chooses_operations: ClassVar[bool] = True
     method: Literal["magnitude"] = "magnitude"
-    ranking: Ranking = Field("auto", description=RANKING_DESCRIPTION.format("group"))
+    ranking: Ranking = Field("auto", description=RANKING_DESCRIPTION.format("balanced", "group"))
 
 
 @register_search("magnitude")
@@ -43,6 +45,8 @@ class Magnitude(Search):
     Config = MagnitudeConfig
 
     def importance(self) -> dict[str, Tensor]:
+        if self.job.operations is not None:  # the scores as they are
+            return {name: a.detach().softmax(0).double().cpu() for name, a in self.job.operations.scores.items()}
         norms = squared_norms(self.job.model, self.job.groups)
         return {name: norm.double().cpu() for name, norm in norms.items()}
 

@@ -38,7 +38,7 @@ class Milenas(ScoredSearch):
         self.begin_step()
         loss_a, weight_gradients = self.gradients(auxiliary, self.weights)
         self.step_weights(weight_gradients)
-        _, auxiliary_gradients = self.score_gradients(auxiliary)
-        loss_p, primary_gradients = self.score_gradients(primary, self.config.lambda_)
+        _, auxiliary_gradients = self.score_gradients(auxiliary, half="auxiliary")
+        loss_p, primary_gradients = self.score_gradients(primary, self.config.lambda_, half="primary")
         penalty = self.step_scores([a + p for a, p in zip(auxiliary_gradients, primary_gradients, strict=True)])
         return {"loss": loss_p + penalty, "task": loss_a, "penalty": penalty}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from .base import Search, register_search
 class RandomConfig(SearchConfig):
     """Random importance, as a baseline."""
 
+    chooses_operations: ClassVar[bool] = True
     method: Literal["random"] = "random"
 
 
@@ -26,4 +27,4 @@ class Random(Search):
 
     def importance(self) -> dict[str, Tensor]:
         generator = torch.Generator().manual_seed(self.job.seed)
-        return {group.name: torch.rand(group.width, generator=generator) for group in self.job.groups}
+        return {name: torch.rand(count, generator=generator) for name, count in self.job.num_scores.items()}

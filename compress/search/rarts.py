@@ -25,6 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from compress.modules import fresh_tensors
 from compress.recipe import NonNegative, Positive
 from compress.training import lr_factor, make_optimizer, set_lr_
 
@@ -41,8 +42,10 @@ class RartsConfig(ScoredConfig):
     u: OptimizerOverrides = Field(
         default_factory=lambda: OptimizerOverrides(), description="training of the primary weights"
     )
-    start: Literal["equal", "apart"] = Field(
-        "equal", description="initial u. equal: w; apart: w plus noise of 1 % of its standard deviation"
+    start: Literal["equal", "apart", "independent"] = Field(
+        "equal",
+        description="initial u. equal: w; apart: w plus noise of 1 % of its standard deviation; independent: new "
+        "random weights, as the layers draw them",
     )
     update: Literal["exact", "fused"] = Field(
         "exact", description="exact: Gauss-Seidel steps; fused: half of the passes, at the old weights"
@@ -57,10 +60,11 @@ class Rarts(ScoredSearch):
     batches_per_step = 2
 
     def __init__(self, config: RartsConfig, job: Job) -> None:
+        drawn = fresh_tensors(job.model) if config.start == "independent" else {}  # before gates replace the weights
         super().__init__(config, job)
-        self.u = [nn.Parameter(w.detach().clone()) for w in self.weights]
+        self.u = [nn.Parameter(drawn.get(id(w), w.detach()).clone()) for w in self.weights]
         self.buffers = list(job.model.buffers())
-        self.u_buffers = [b.clone() for b in self.buffers]
+        self.u_buffers = [drawn.get(id(b), b).clone() for b in self.buffers]
         if config.start == "apart":
             with torch.no_grad():
                 for u in self.u:
@@ -83,18 +87,20 @@ class Rarts(ScoredSearch):
         exact, lambda_ = self.config.update == "exact", self.config.lambda_
         count = len(self.weights)
         parameters = self.weights if exact else [*self.weights, *self.alpha]
-        loss_a, auxiliary_gradients = self.gradients(auxiliary, parameters, lambda_)
+        # The costs are recorded where the scores are differentiated.
+        halves = (None, None) if exact else ("auxiliary", "primary")
+        loss_a, auxiliary_gradients = self.gradients(auxiliary, parameters, lambda_, halves[0])
         self.step_weights(self._with_coupling(auxiliary_gradients[:count]))
         auxiliary_score_gradients = auxiliary_gradients[count:]
         with self.primary_weights():  # the model's parameters hold u, self.u holds w
-            loss_p, primary_gradients = self.gradients(primary, parameters)
+            loss_p, primary_gradients = self.gradients(primary, parameters, half=halves[1])
             coupled = self._with_coupling(primary_gradients[:count])
         primary_score_gradients = primary_gradients[count:]
         self.step_optimizer(self.u_optimizer, self.u, coupled)
         if exact:
-            _, auxiliary_score_gradients = self.score_gradients(auxiliary, lambda_)
+            _, auxiliary_score_gradients = self.score_gradients(auxiliary, lambda_, "auxiliary")
             with self.primary_weights():
-                _, primary_score_gradients = self.score_gradients(primary)
+                _, primary_score_gradients = self.score_gradients(primary, half="primary")
         penalty = self.step_scores(
             [a + p for a, p in zip(auxiliary_score_gradients, primary_score_gradients, strict=True)]
         )

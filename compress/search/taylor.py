@@ -28,10 +28,14 @@ class TaylorConfig(SearchConfig):
     """Squared first-order change of the loss if a dimension is removed (Molchanov et al. 2019)."""
 
     method: Literal["taylor"] = "taylor"
-    ranking: Ranking = Field("auto", description=RANKING_DESCRIPTION.format("cost"))
+    ranking: Ranking = Field("auto", description=RANKING_DESCRIPTION.format("cost", "cost"))
     epochs: Length = Field(
         default_factory=lambda: Length(count=50, unit="steps"), description="amount of data to read: 1, or 50 steps"
     )
+
+    @property
+    def channel_ranking(self) -> Ranking:
+        return "cost"
 
     @property
     def fallback_ranking(self) -> Ranking:

@@ -10,6 +10,7 @@ from .checkpoint import (
     load_training_tensors_,
     state_tensors,
     tensors_under,
+    training_tensors,
 )
 from .directories import atomic_directory, find_saved
 from .extra_state import (
@@ -24,6 +25,7 @@ from .files import (
     EXPORT_FILES,
     PRESERVED,
     TRACKER_FOLDER,
+    YOLO_FILE,
     is_temporary_file,
     remove_temporary_files,
     write_atomic,
@@ -38,6 +40,7 @@ __all__ = [
     "LOCK_FILE",
     "PRESERVED",
     "TRACKER_FOLDER",
+    "YOLO_FILE",
     "CheckpointStore",
     "RandomState",
     "TrainingState",
@@ -62,5 +65,6 @@ __all__ = [
     "set_random_state",
     "state_tensors",
     "tensors_under",
+    "training_tensors",
     "write_atomic",
 ]

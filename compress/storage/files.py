@@ -12,14 +12,19 @@ from pathlib import Path
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # for everybody, this user, this process
 EXPORT_FILES = ("model.onnx", "model.int8.onnx")
 TRACKER_FOLDER = "track"
-# Kept when a result is saved over them: logs of trackers, MMDetection's config, checkpoints of a task's own loop.
-PRESERVED = (TRACKER_FOLDER, "config.py", "finetune")
+YOLO_FILE = "yolo.json"  # the architecture of a network of Ultralytics
+# Kept when a result is saved over them: logs of trackers, MMDetection's config, the architecture of a YOLO,
+# checkpoints of a task's own loop, and what Hugging Face's image processors save.
+PRESERVED = (TRACKER_FOLDER, "config.py", YOLO_FILE, "finetune", "preprocessor_config.json", "processor_config.json")
 OWN_FILES = {
     "plan.json",
     "model.safetensors",
     "report.json",
     "report.html",
     "run.json",
+    "landscape.json",
+    "landscape.part.json",
+    "config.json",
     "checkpoint.safetensors",
     "checkpoint.before.safetensors",
     ".lock",

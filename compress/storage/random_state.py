@@ -33,7 +33,8 @@ def set_random_state(state: RandomState) -> None:
     np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))
     torch.set_rng_state(torch.tensor(state["torch"], dtype=torch.uint8))
     if state["cuda"]:
-        torch.cuda.set_rng_state_all([torch.tensor(s, dtype=torch.uint8) for s in state["cuda"]])
+        devices = state["cuda"][: torch.cuda.device_count()]  # the run may continue on a machine with fewer
+        torch.cuda.set_rng_state_all([torch.tensor(s, dtype=torch.uint8) for s in devices])
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -13,21 +14,30 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from compress.data import AccumulatedBatch, iterate_batches, num_batches, reproducible_reading, shard_loader
-from compress.distributed import all_gather_object, broadcast_object, init_process_group, on_rank_zero
+from compress.distributed import (
+    all_gather_object,
+    broadcast_object,
+    init_process_group,
+    on_rank_zero,
+    rank,
+    sum_numbers,
+    world_size,
+)
 from compress.errors import BudgetError, Diverged
 from compress.modules import module_mode
 from compress.progress import ProgressDisplay
 from compress.recipe import EngineConfig
 from compress.storage import CheckpointStore, TrainingState, get_random_state, isolated_random_state
 
-from .classification import Classification
 from .gradients import GradientComputer
+from .interruption import Interruption, Terminated
 from .run_state import CheckpointMetadata, LoopPosition, RunState
 from .task import Task, check_metrics
 
 SAVE_INTERVAL = 60.0  # seconds between checkpoints
 MIN_SAVE_RATIO = 50  # and at least this many times the seconds that writing one takes
 HISTORY_POINTS = 200  # records of a stage in the history
+INTERRUPT_NOTICE = b"\ninterrupted: a checkpoint is written after this step; Ctrl-C again stops at once\n"
 LOOK_EVERY = 10  # steps between two looks at the loss on a GPU: each waits for the device
 
 
@@ -49,6 +59,7 @@ class Engine:
     ) -> None:
         self.device, self.seed, self.display, self.store = device, seed, display, store
         self.config = config or EngineConfig()
+        self.batches_per_step = self.config.batches_per_step  # of each process
         self.gradient_computer = GradientComputer(device, self.config.effective_precision, display.message)
         self.trackers: list[Any] = []
         self.history: list[dict[str, Any]] = []
@@ -57,6 +68,7 @@ class Engine:
         self.save_interval = SAVE_INTERVAL
         self.location = ""  # inside a training loop, for messages
         self._last_save, self._save_seconds = time.monotonic(), 0.0
+        self._interruption = Interruption(self._announce_interruption)
 
     def move(self, batch: Any) -> Any:
         """Return a batch on the device: tensors in containers and mappings, and objects with a method `to`."""
@@ -80,7 +92,7 @@ class Engine:
         start = time.perf_counter()
         try:
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Terminated):
             self.display.message(f"interrupted in stage {name}; {self.resume_hint()}")
             raise
         except (Diverged, BudgetError):
@@ -118,11 +130,18 @@ class Engine:
         store = self.store
         if store is None:
             return
-        start = time.monotonic()
         metadata = CheckpointMetadata(
             self.run_state, self.history, self.seconds, state.values, self.gradient_computer.state, position
         )
-        on_rank_zero(lambda: store.save(state.tensors(), metadata.to_dict()))
+        with self.measured_save():
+            tensors = state.tensors()  # on all processes: they gather those that are sharded
+            on_rank_zero(lambda: store.save(tensors, metadata.to_dict()))
+
+    @contextmanager
+    def measured_save(self) -> Iterator[None]:
+        """Measure the block, which writes a checkpoint: its duration decides when the next one is due."""
+        start = time.monotonic()
+        yield
         self._last_save = time.monotonic()
         self._save_seconds = self._last_save - start
 
@@ -155,7 +174,7 @@ class Engine:
         measure_every: int = 0,
         measure: Callable[[], dict[str, float]] | None = None,
     ) -> None:
-        """Train for `total` steps; record losses, and write checkpoints from time to time.
+        """Train for `total` steps; record losses, and write checkpoints from time to time and when interrupted.
 
         Args:
             name: of the stage.
@@ -167,20 +186,19 @@ class Engine:
         Raises:
             Diverged: the loss is not finite.
             BatchError: the loader gives no batch, or ends too early.
+            KeyboardInterrupt, Terminated: a process was interrupted; the checkpoint is written.
         """
         done = resume_at.done if resume_at else 0
         sums, count = (resume_at.sums, resume_at.count) if resume_at else ({}, 0)
         start = (resume_at.batches, resume_at.random_states) if resume_at else ()
         interval = max(1, total // HISTORY_POINTS)
-        look_every = 1 if self.device.type == "cpu" else LOOK_EVERY
-        with self.display.bar(name, total) as bar:
+        with self.display.bar(name, total) as bar, self.gradient_computer.training(), self.deferred_interrupts():
             bar.update(done)
             for position, batch in iterate_batches(loader, self.seed, name, total - done, *start):
                 terms = step(self.move(batch))
                 done += 1
                 self.location = f", after step {done} of {total}"
-                look = done % look_every == 0 or done == total
-                due = self.store is not None and look and done < total and self._checkpoint_is_due()
+                look = done % self.look_every == 0 or done == total
                 if look:
                     values = {key: float(value) for key, value in terms.items()}
                     self.check_finite(name, done, total, values)
@@ -192,31 +210,73 @@ class Engine:
                     sums, count = {}, 0
                 if measure and (done == total or (measure_every and done % measure_every == 0)):
                     self.record(where, {f"val_{k}": v for k, v in measure().items()})
-                if due and broadcast_object(state.is_finite()):
-                    random_states = all_gather_object(get_random_state())
-                    self.save(state, LoopPosition(done, position, sums, count, random_states))
+                if self.store is not None and (
+                    self._interrupted_by()  # behind the last step nothing but an interruption is saved
+                    if done == total
+                    else self._is_interrupted_alone() or (look and self.checkpoint_is_due())
+                ):
+                    if broadcast_object(state.is_finite()):
+                        random_states = all_gather_object(get_random_state())
+                        per_step = self.batches_per_step * world_size()
+                        self.save(state, LoopPosition(done, position, sums, count, random_states, total, per_step))
+                    self.stop_if_interrupted()
 
-    def _checkpoint_is_due(self) -> bool:
-        """Return whether it is time for a checkpoint, as rank 0 decides."""
-        return broadcast_object(
-            time.monotonic() - self._last_save > max(self.save_interval, MIN_SAVE_RATIO * self._save_seconds)
-        )
+    @property
+    def look_every(self) -> int:
+        """Steps between two looks at values on the device."""
+        return 1 if self.device.type == "cpu" else LOOK_EVERY
 
-    def evaluate(self, task: Task, model: nn.Module, name: str = "evaluate") -> dict[str, float]:
-        """Return the task's metrics on its validation data; empty if it has none.
+    def checkpoint_is_due(self) -> bool:
+        """Return whether it is time for a checkpoint, as rank 0 decides, or a process was interrupted."""
+        since = time.monotonic() - self._last_save
+        is_time = rank() == 0 and since > max(self.save_interval, MIN_SAVE_RATIO * self._save_seconds)
+        return sum_numbers([is_time or self._interruption.signal > 0]) != [0]
 
-        The random state of the run is not changed.
+    def deferred_interrupts(self) -> AbstractContextManager[None]:
+        """Let Ctrl-C and SIGTERM wait for `stop_if_interrupted` during the block; not without a working directory."""
+        return nullcontext() if self.store is None else self._interruption.deferred()
+
+    def stop_if_interrupted(self) -> None:
+        """End the run on all processes if one was interrupted: call this behind each checkpoint of a loop.
+
+        Raises:
+            KeyboardInterrupt, Terminated: a process was interrupted.
+        """
+        if number := self._interrupted_by():
+            self._interruption.deliver(number)
+
+    def _interrupted_by(self) -> int:
+        """Return the signal that one of the processes has received, the same on all of them; 0 if none has."""
+        return max(all_gather_object(self._interruption.signal))
+
+    def _is_interrupted_alone(self) -> bool:
+        return world_size() == 1 and self._interruption.signal > 0
+
+    def _announce_interruption(self) -> None:
+        if self.display.mode in ("auto", "plain"):
+            with suppress(OSError):  # in a signal handler, where the streams of Python may be in use
+                os.write(2, INTERRUPT_NOTICE)
+
+    def evaluate(
+        self, task: Task, model: nn.Module, name: str = "evaluate", data: Iterable[Any] | None = None
+    ) -> dict[str, float]:
+        """Return the task's metrics on a loader; empty if there is none. The random state of the run is not changed.
+
+        Args:
+            name: of the progress bar.
+            data: default: the task's validation data.
 
         Raises:
             TypeError: `task.evaluate` does not return a dict of numbers by name.
         """
-        if task.val is None:
+        data = task.val if data is None else data
+        if data is None:
             return {}
-        val = shard_loader(task.val, even_batches=False) if isinstance(task, Classification) else task.val
+        loader = shard_loader(data, even_batches=False) if task.sums_over_processes else data
 
         def batches() -> Iterator[Any]:
-            with self.display.bar(name, num_batches(val)) as bar:
-                for batch in val:
+            with self.display.bar(name, num_batches(loader)) as bar:
+                for batch in loader:
                     yield self.move(batch)
                     bar.advance()
 
@@ -224,7 +284,7 @@ class Engine:
             module_mode(model, training=False),
             torch.no_grad(),
             isolated_random_state(self.seed),
-            reproducible_reading(val),
+            reproducible_reading(loader),
         ):
             return broadcast_object(check_metrics(task.evaluate(model, batches()), task))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,27 +10,23 @@ import torch
 from torch import nn
 
 from compress.distributed import world_size
+from compress.recipe import Finetune
 
 from .engine import Engine
+from .parallel.launch import sharding_problems
+from .task import Task
 
-SHARDING_VARIABLES = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-def launch_problems(engine: Engine) -> list[str]:
+def launch_problems(engine: Engine, model: nn.Module, finetune: Finetune | None, task: Task) -> list[str]:
     """Return what the recipe or the launcher asks for and this device or library does not support."""
     problems = []
     if engine.config.sync_batchnorm and engine.device.type == "cpu":
         problems.append("engine.sync_batchnorm: torch synchronizes batch norms on GPUs only; leave it out")
     if engine.config.effective_precision == "fp16" and engine.device.type == "cpu":
         problems.append("engine.precision: fp16 needs a GPU; use bf16 on this CPU, or leave it out")
-    sharding = [name for name in SHARDING_VARIABLES if os.environ.get(name, "").lower() in ("1", "true")]
-    if sharding:
-        problems.append(
-            f"{sharding[0]}: the launcher asks for sharded training, which pruning does not support. Scores multiply "
-            "whole weights, and the dense teacher has to fit next to the compact network anyway. Launch with plain "
-            "data parallelism; to fine-tune the result sharded, load it with compress.load in your own training loop"
-        )
+    problems += sharding_problems(model, engine.config, finetune, task.has_own_fine_tuning)
     return problems
 
 

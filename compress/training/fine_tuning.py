@@ -22,18 +22,20 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils import _pytree as pytree
 
 from compress.data import AccumulatedBatch, batch_size_of, batches_of_step, num_batches
+from compress.modules import SearchSpace
 from compress.recipe import Finetune
-from compress.storage import TrainingState, extra_states, load_tensors_, set_extra_states_, state_tensors
+from compress.storage import extra_states, load_tensors_, set_extra_states_, state_tensors
 from compress.surgery import Plan
 
-from .classification import SoftBatch
+from .cutout import cutout
 from .distillation_losses import STUDENT, TEACHER, FeatureDistillation
 from .engine import Engine
 from .lr_schedule import lr_factor, set_lr_
-from .optimizers import clip_gradients_, make_optimizer
+from .parallel.launch import make_student, make_teacher, teacher_in_main_memory
 from .recalibrate import recalibrate_
 from .run_state import ResumePoint
 from .task import Task
+from .tasks.classification import SoftBatch
 
 if TYPE_CHECKING:
     from timm.data.mixup import Mixup
@@ -60,22 +62,23 @@ class FineTuner:
 
     def __init__(self, job: FineTuneJob, task: Task) -> None:
         self.job, self.task, self.config, self.engine = job, task, job.config, job.engine
-        self.student, self.teacher, self.done = job.student, job.teacher, 0
+        self.done = 0
         self.best_weights: dict[str, Tensor] = {}
-        self.optimizer = make_optimizer(self.config, self.student.parameters())
-        self.weights = [p for p in self.student.parameters() if p.requires_grad]
+        self.student = make_student(job.student, self.config, self.engine.device)
+        self.teacher = make_teacher(job.teacher, self.engine.config, self.engine.device)
         self.keep_best = bool(self.task.val is not None and self.config.best is not False)
         self.ema: AveragedModel | None = None
         if self.config.ema is not None:
             decay = get_ema_multi_avg_fn(self.config.ema)  # type: ignore[no-untyped-call]
-            self.ema = AveragedModel(self.student, multi_avg_fn=decay, use_buffers=True)
+            self.ema = AveragedModel(job.student, multi_avg_fn=decay, use_buffers=True)
         if self.keep_best:
-            self.best_weights = {name: t.detach().clone() for name, t in state_tensors(self.evaluated_model).items()}
-        modules = {"student": self.student} | ({"average": self.ema} if self.ema else {})
-        self.state = TrainingState(modules, [self.optimizer], lambda: self.best_weights, {"best": None, "at": 0})
-        self.has_extra_state = bool(extra_states(self.student))
+            self.best_weights = self.student.copy_of_weights()
+        further: dict[str, nn.Module] = {"average": self.ema} if self.ema else {}
+        values: dict[str, Any] = {"best": None, "at": 0}
+        self.state = self.student.training_state(further, lambda: self.best_weights, values)
+        self.has_extra_state = bool(extra_states(job.student))
         names = self.config.distill.features if self.config.distill is not None else ()
-        self.features = FeatureDistillation(self.student, self.teacher, job.plan, names)
+        self.features = FeatureDistillation(self.student.modules, self.teacher, job.plan, names)
         self._taught: tuple[Any, Any] | None = None  # a micro-batch of this step, and the teacher's outputs on it
         self.mixup: Mixup | None = None
 
@@ -83,42 +86,54 @@ class FineTuner:
     def evaluated_model(self) -> nn.Module:
         """Return the network that is validated and kept: the student, or its moving average."""
         if self.ema is None:
-            return self.student
+            return self.job.student
         return self.ema.module
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         """Train on a batch; return the loss and its terms."""
-        config, weights = self.config, self.weights
-        set_lr_(self.optimizer, lr_factor(config, self.done, self.job.total))
+        config, student = self.config, self.student
+        set_lr_(student.optimizer, lr_factor(config, self.done, self.job.total))
         self.done += 1
         if self.features.names and not self.features.kept:
             first_batch = batches_of_step(batch)[0]
             self.features.match(lambda model: self.task.forward(model, pytree.tree_map(_clone, first_batch)))
+        if config.drop_path and isinstance(self.job.student, SearchSpace):
+            self.job.student.set_drop_path_(config.drop_path * (self.done - 1) / self.job.total)
+        if config.cutout:
+            parts = [cutout(one, config.cutout) for one in batches_of_step(batch)]
+            batch = AccumulatedBatch(parts) if len(parts) > 1 else parts[0]
         if config.mixup or config.cutmix or config.label_smoothing:
             softened = [self._soften(one) for one in batches_of_step(batch)]
             batch = AccumulatedBatch(softened) if len(softened) > 1 else softened[0]
         if self.features.names:
             self._measure_teacher(batch)
-        counts = {"task": self.task.count_targets, "distil": self._count_samples, "features": None}
-        result = self.engine.gradient_computer.gradients(self.loss_terms, batch, weights, counts=counts)
+        counts = {
+            "task": self.task.count_targets,
+            "auxiliary": self.task.count_targets,
+            "distil": self._count_samples,
+            "features": None,
+        }
+        compute = self.engine.gradient_computer
+        result = compute.gradients(self.loss_terms, batch, student.weights, counts=counts, reduction=student.reduction)
         self._taught = None
-        for weight, gradient, unused in zip(weights, result.gradients, result.unused, strict=True):
-            weight.grad = None if unused else gradient
-        clip_gradients_(config, self.student)
-        self.optimizer.step()
+        student.step(result)
         if self.ema is not None:
-            self.ema.update_parameters(self.student)
+            self.ema.update_parameters(self.job.student)
             if self.has_extra_state:  # which has no average
-                set_extra_states_(self.ema.module, copy.deepcopy(extra_states(self.student)))
+                set_extra_states_(self.ema.module, copy.deepcopy(extra_states(self.job.student)))
         return {"loss": result.loss, **result.terms}
 
     def loss_terms(self, batch: Any) -> dict[str, Tensor]:
         """Return the terms of the loss of a micro-batch."""
         config, task = self.config, self.task
         teacher = self._teach(batch) if config.distill is not None else None
-        with self.features.recording({STUDENT: self.student}):
-            outputs = task.forward(self.student, batch)
+        with self.features.recording({STUDENT: self.student.modules}):
+            outputs = task.forward(self.student.model, batch)
         terms = {"task": task.loss(outputs, batch).reshape(())}
+        if config.auxiliary and isinstance(self.job.student, SearchSpace):
+            auxiliary = self.job.student.auxiliary_outputs
+            if auxiliary is not None:
+                terms["auxiliary"] = config.auxiliary * task.loss(auxiliary, batch).reshape(())
         if config.distill is not None:
             terms["distil"] = config.distill.weight * task.distil(outputs, teacher, config.distill.temperature)
             if config.distill.features:
@@ -129,7 +144,9 @@ class FineTuner:
         """Return the outputs of the teacher on a micro-batch, and record its features."""
         if self._taught is not None and self._taught[0] is batch:
             return self._taught[1]
-        with self.features.recording({TEACHER: self.teacher}), torch.inference_mode():
+        # FSDP keeps the tensors that it gathers, which must not be those of inference mode.
+        context = torch.inference_mode() if self.teacher is self.job.teacher else torch.no_grad()
+        with self.features.recording({TEACHER: self.teacher}), context:
             outputs = self.task.teach(self.teacher, pytree.tree_map(_clone, batch))  # some models change their input
         return pytree.tree_map(_clone, outputs)  # tensors of inference mode cannot be saved for backward
 
@@ -147,24 +164,31 @@ class FineTuner:
 
     def evaluate(self) -> dict[str, float]:
         """Validate, and keep a copy of the weights if the first metric is the best so far."""
-        metrics = self.engine.evaluate(self.task, self.evaluated_model, "validate")
-        metric = next(iter(metrics.values()), math.nan)
-        best = self.state.values["best"]
-        if self.keep_best and math.isfinite(metric) and (best is None or metric >= best):
-            self.state.values |= {"best": metric, "at": self.done}
-            for name, tensor in state_tensors(self.evaluated_model).items():
-                self.best_weights[name].copy_(tensor)
-            if self.has_extra_state:
-                self.state.extra_states.update(copy.deepcopy(extra_states(self.evaluated_model)))
+        with self.student.whole():
+            metrics = self.engine.evaluate(self.task, self.evaluated_model, "validate")
+            metric = next(iter(metrics.values()), math.nan)
+            best = self.state.values["best"]
+            if self.keep_best and math.isfinite(metric) and (best is None or metric >= best):
+                self.state.values |= {"best": metric, "at": self.done}
+                weights = state_tensors(self.evaluated_model)
+                for name, kept in self.best_weights.items():
+                    kept.copy_(weights[name])
+                if self.has_extra_state:
+                    self.state.extra_states.update(copy.deepcopy(extra_states(self.evaluated_model)))
         return metrics
 
     @torch.no_grad()
     def load_best_weights_(self) -> None:
-        """Give the student the best weights, or the last if none were kept."""
+        """Give the student the best weights, or the last if none were kept; with several processes, that of rank 0."""
+        student = self.job.student
+        self.student.finish_()
         has_best = self.keep_best and self.state.values["best"] is not None
-        load_tensors_(self.student, self.best_weights if has_best else state_tensors(self.evaluated_model))
+        if not has_best:
+            load_tensors_(student, state_tensors(self.evaluated_model))
+        elif self.best_weights:  # that of a sharded student is on rank 0 only
+            load_tensors_(student, self.best_weights)
         if has_best and self.has_extra_state:
-            set_extra_states_(self.student, self.state.extra_states)
+            set_extra_states_(student, self.state.extra_states)
         if has_best:
             self.engine.run_state.kept_step = {"step": self.state.values["at"], "of": self.job.total}
 
@@ -195,6 +219,9 @@ def fine_tune(job: FineTuneJob, task: Task, loader: Iterable[Any], resume: Resum
     """
     if job.config.recalibrate and resume is None:
         recalibrate_(job.student, task, loader, job.config.recalibrate, job.engine)
+    space = job.student if isinstance(job.student, SearchSpace) else None
+    if job.config.auxiliary and space is not None:
+        space.add_auxiliary_head_()
     job.student.train()
     tuner = FineTuner(job, task)
     position = None
@@ -202,17 +229,21 @@ def fine_tune(job: FineTuneJob, task: Task, loader: Iterable[Any], resume: Resum
         tuner.state.restore_(resume.tensors, resume.metadata.training)
         position, tuner.done = resume.metadata.position, resume.metadata.position.done
     size = num_batches(loader)
-    job.engine.train(
-        "finetune",
-        loader,
-        job.total,
-        tuner.step,
-        tuner.state,
-        resume_at=position,
-        measure_every=min(size, max(1, job.total // 2)) if size else max(1, job.total // 10),
-        measure=tuner.evaluate if task.val is not None else None,
-    )
+    with teacher_in_main_memory(job.teacher, job.engine.config):
+        job.engine.train(
+            "finetune",
+            loader,
+            job.total,
+            tuner.step,
+            tuner.state,
+            resume_at=position,
+            measure_every=min(size, max(1, job.total // 2)) if size else max(1, job.total // 10),
+            measure=tuner.evaluate if task.val is not None else None,
+        )
     tuner.load_best_weights_()
+    if space is not None:
+        space.set_drop_path_(0.0)
+        space.remove_auxiliary_head_()
     job.student.eval()
 
 

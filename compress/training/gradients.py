@@ -2,21 +2,25 @@
 
 The batch of a step is everything that all processes read for it, including accumulated batches. Each term of its loss
 is a mean over samples or targets, so the gradients of micro-batches are added up, weighted by their share of them. The
-result does not depend on the division, except for batch norms, which see one micro-batch at a time.
+result does not depend on the division, except for batch norms, which see one micro-batch at a time. parallel/ runs
+the backward passes and averages over the processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from compress.data import AccumulatedBatch, batch_size_of, batches_of_step, split_batch
-from compress.distributed import all_reduce_mean, all_reduce_sum, world_size
+from compress.distributed import all_reduce_mean, sum_numbers, world_size
 from compress.recipe import Precision
+
+from .parallel.reduction import Reduction, Reductions
 
 INITIAL_LOSS_SCALE, LOSS_SCALE_GROWTH_INTERVAL = 2.0**16, 2000  # as in torch.amp.GradScaler
 
@@ -26,11 +30,15 @@ Count = Callable[[Any], float | None]  # batch -> number of samples or targets t
 
 
 class GradientResult(NamedTuple):
-    """Terms of the loss and gradients, as means over a whole step; `unused`: no process used the tensor."""
+    """Terms of the loss and gradients, as means over a whole step; `unused`: no process used the tensor.
+
+    `measured` holds what the passes measured beside the loss, as sums over all samples of the step.
+    """
 
     terms: dict[str, Tensor]
     gradients: list[Tensor]
     unused: list[bool]
+    measured: dict[str, Tensor]
 
     @property
     def loss(self) -> Tensor:
@@ -56,6 +64,7 @@ class GradientComputer:
         self.loss_scale, self.steps_since_overflow = (INITIAL_LOSS_SCALE if precision == "fp16" else 1.0), 0
         # By id of the batch, which is kept so that the id stays valid: the batch, and its parts.
         self._micro_batches: dict[int, tuple[Any, list[Any]]] = {}
+        self._reductions = Reductions()
 
     @property
     def state(self) -> dict[str, float]:
@@ -80,6 +89,8 @@ class GradientComputer:
         tensors: Sequence[Tensor],
         factor: float = 1.0,
         counts: Mapping[str, Count | None] | None = None,
+        reduction: Reduction | None = None,
+        measured: Collection[str] = (),
     ) -> GradientResult:
         """Return the terms of a batch's loss, and `factor` times the gradient of their sum.
 
@@ -91,24 +102,43 @@ class GradientComputer:
             tensors: with respect to which to differentiate.
             counts: by name of a term, counts the samples or targets that it is the mean over; default: the samples.
                 A term that is the mean over nothing is left out. None: the term is a sum, not a mean.
+            reduction: runs the backward passes; default: that of processes which all hold all tensors.
+            measured: names of terms that are no part of the loss: sums over samples, of any shape, which are added up.
 
         Raises:
             torch.OutOfMemoryError: a single sample does not fit into memory.
         """
+        # Frozen tensors have no gradient: mmdet's ResNets freeze stages when they enter training mode.
+        trainable = [t for t in tensors if t.requires_grad]
+        reduction = reduction or self._reductions.of(trainable)
         # Outside the loop: processes repeat the passes independently of each other, but have to communicate in step.
         process_weights = _process_weights(batch, counts or {})
         while True:
+            reduction.begin()
+            sums: dict[str, Tensor] = {}
+            failed = False
             try:
                 weights = self._term_weights(batch, counts or {}, process_weights)
-                terms, gradients = self._run_passes(loss_terms, batch, list(tensors), factor, weights)
+                sums = self._run_passes(loss_terms, batch, factor, weights, reduction, measured)
             except RuntimeError as error:
-                if not _is_out_of_memory(error) or not self._halve_micro_batches(batch):
+                if not _is_out_of_memory(error) or not self._can_repeat(reduction, batch):
                     raise
-            else:
-                result = self._reduce(terms, gradients, tensors)
-                if result is not None:
-                    return result
+                failed = True
+            reduced = reduction.finish(failed)
+            if reduced is not None and (gradients := self._unscaled(reduced.gradients)) is not None:
+                means = dict(zip(sums, all_reduce_mean(list(sums.values())), strict=True))
+                terms = {name: mean for name, mean in means.items() if name not in measured}
+                totals = {name: mean * world_size() for name, mean in means.items() if name in measured}
+                return GradientResult(terms, *_with_frozen(gradients, reduced.unused, tensors), totals)
             _clear_device_cache()
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Free the buffers of the processes' communication at the end of the block, in which gradients are computed."""
+        try:
+            yield
+        finally:
+            self._reductions.release()
 
     def run_micro_batches(self, function: Callable[[Any], T], batch: Any) -> list[T]:
         """Return the results of a function of each micro-batch; halve micro-batches if memory does not suffice.
@@ -152,59 +182,64 @@ class GradientComputer:
                 weights_of_part[name] = share * process_weights[name]
         for name in (name for name, count in counts.items() if count is None):
             for weights_of_part in weights:
-                weights_of_part[name] = world_size()  # `_reduce` takes the mean over the processes
+                weights_of_part[name] = world_size()  # gradients are means over the processes
         return weights
 
     def _run_passes(
         self,
         loss_terms: LossTerms,
         batch: Any,
-        tensors: list[Tensor],
         factor: float,
         weights: Sequence[Mapping[str, float]],
-    ) -> tuple[dict[str, Tensor], list[Tensor | None]]:
-        """Return terms of the loss and scaled gradients of this process, summed over the micro-batches."""
+        reduction: Reduction,
+        measured: Collection[str],
+    ) -> dict[str, Tensor]:
+        """Run the passes of all micro-batches; return the terms of this process, summed over them."""
         sums: dict[str, Tensor] = {}
-        totals: list[Tensor | None] = [None] * len(tensors)
-        for micro_batch, weights_of_part in zip(self.micro_batches(batch), weights, strict=True):
+
+        def loss_of(micro_batch: Any, weights_of_part: Mapping[str, float]) -> Tensor | None:
             with self.autocast():
-                terms = {name: term.reshape(()) for name, term in loss_terms(micro_batch).items()}
+                all_terms = loss_terms(micro_batch)
+            for name in (name for name in measured if name in all_terms):
+                value = all_terms[name].detach()
+                sums[name] = sums[name] + value if name in sums else value
+            terms = {name: term.reshape(()) for name, term in all_terms.items() if name not in measured}
             weight_of = {name: weights_of_part.get(name, weights_of_part[""]) for name in terms}
-            loss = _weighted_sum(terms, weight_of, factor * self.loss_scale)
-            gradients = _gradients_of(loss, tensors) if loss is not None else [None] * len(tensors)
-            for i, gradient in enumerate(gradients):
-                total = totals[i]
-                totals[i] = gradient if total is None else total if gradient is None else total.add_(gradient)
             for name, term in terms.items():
                 # The mean over nothing may be NaN.
                 value = term.detach() * weight_of[name] if weight_of[name] else torch.zeros_like(term)
                 sums[name] = sums[name] + value if name in sums else value
-            del terms, loss, gradients  # frees the graph before the next forward pass
-        return sums, totals
+            loss = _weighted_sum(terms, weight_of, factor * self.loss_scale)
+            return torch.stack(list(terms.values())).sum() * 0 if loss is None and reduction.in_lockstep else loss
 
-    def _reduce(
-        self, terms: dict[str, Tensor], local_gradients: list[Tensor | None], tensors: Sequence[Tensor]
-    ) -> GradientResult | None:
-        """Return means over the processes; None if they overflow and the loss scale was halved."""
-        unused = [g is None for g in local_gradients]
-        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(tensors, local_gradients, strict=True)]
-        if world_size() > 1:  # gradients, terms and flags in one message
-            flags = torch.tensor(unused, dtype=filled[0].dtype, device=filled[0].device)
-            *means, flags = all_reduce_mean([*filled, *terms.values(), flags])
-            unused = [flag == 1 for flag in flags.tolist()]
-        else:
-            means = [*filled, *terms.values()]
-        gradients, values = means[: len(filled)], means[len(filled) :]
-        if self.precision == "fp16":
-            finite = bool(torch.stack(torch._foreach_norm(gradients, torch.inf)).isfinite().all())
-            if not finite and self.loss_scale > 1:
-                self.loss_scale, self.steps_since_overflow = self.loss_scale / 2, 0
-                return None
-            gradients = [g / self.loss_scale for g in gradients]
-            self.steps_since_overflow += 1
-            if self.steps_since_overflow == LOSS_SCALE_GROWTH_INTERVAL:
-                self.loss_scale, self.steps_since_overflow = self.loss_scale * 2, 0
-        return GradientResult(dict(zip(terms, values, strict=True)), gradients, unused)
+        micro_batches = self.micro_batches(batch)
+        for i, (micro_batch, weights_of_part) in enumerate(zip(micro_batches, weights, strict=True)):
+            reduction.add(partial(loss_of, micro_batch, weights_of_part), is_last=i == len(micro_batches) - 1)
+        return sums
+
+    def _unscaled(self, gradients: list[Tensor]) -> list[Tensor] | None:
+        """Return the gradients without the loss scale; None if they overflow and the scale was halved."""
+        if self.precision != "fp16" or not gradients:
+            return gradients
+        finite = bool(torch.stack(torch._foreach_norm(gradients, torch.inf)).isfinite().all())
+        if not finite and self.loss_scale > 1:
+            self.loss_scale, self.steps_since_overflow = self.loss_scale / 2, 0
+            return None
+        unscaled = [g / self.loss_scale for g in gradients]
+        self.steps_since_overflow += 1
+        if self.steps_since_overflow == LOSS_SCALE_GROWTH_INTERVAL:
+            self.loss_scale, self.steps_since_overflow = self.loss_scale * 2, 0
+        return unscaled
+
+    def _can_repeat(self, reduction: Reduction, batch: Any) -> bool:
+        """Make the micro-batches smaller after a pass that did not fit into memory; return False if that is no use."""
+        if reduction.in_lockstep:
+            self.message(
+                f"out of memory on {self.device}: sharded processes cannot divide a batch on their own. Use smaller "
+                "batches, and engine.accumulate to make up for it"
+            )
+            return False
+        return self._halve_micro_batches(batch)
 
     def _halve_micro_batches(self, batch: Any) -> bool:
         """Double the number of micro-batches; return False if they are single samples already."""
@@ -232,8 +267,7 @@ def _process_weights(batch: Any, counts: Mapping[str, Count | None]) -> dict[str
     if world_size() == 1:
         return dict.fromkeys(all_counts, 1.0)
     totals = [_sum_known(_numbers(count, batches_of_step(batch))) for count in all_counts.values()]
-    message = [*(total or 0.0 for total in totals), *(float(total is None) for total in totals)]
-    sums = all_reduce_sum(torch.tensor(message, dtype=torch.float64), len(message)).tolist()
+    sums = sum_numbers([*(total or 0.0 for total in totals), *(float(total is None) for total in totals)])
     weights = {}
     for name, total, everywhere, unknown in zip(all_counts, totals, sums, sums[len(totals) :], strict=False):
         weights[name] = 1.0 if unknown or total is None or not everywhere else total * world_size() / everywhere
@@ -264,11 +298,13 @@ def _weighted_sum(terms: Mapping[str, Tensor], weights: Mapping[str, float], fac
     return loss * factor if factor != 1 else loss
 
 
-def _gradients_of(loss: Tensor, tensors: Sequence[Tensor]) -> list[Tensor | None]:
-    """Return gradients; None for frozen tensors: mmdet's ResNets freeze stages when they enter training mode."""
-    trainable = [p for p in tensors if p.requires_grad]
-    gradients = iter(torch.autograd.grad(loss, trainable, allow_unused=True))
-    return [next(gradients) if p.requires_grad else None for p in tensors]
+def _with_frozen(
+    gradients: Sequence[Tensor], unused: Sequence[bool], tensors: Sequence[Tensor]
+) -> tuple[list[Tensor], list[bool]]:
+    """Return gradients and flags of all tensors: frozen ones are unused."""
+    trained = iter(zip(gradients, unused, strict=True))
+    pairs = [next(trained) if t.requires_grad else (torch.zeros_like(t), True) for t in tensors]
+    return [gradient for gradient, _ in pairs], [flag for _, flag in pairs]
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

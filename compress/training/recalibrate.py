@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -26,7 +27,14 @@ def recalibrate_(model: nn.Module, task: Task, loader: Iterable[Any], batches: i
         m.training = False
     for norm in norms:
         norm.reset_running_stats()
-        norm.momentum, norm.training = None, True
+        norm.training = True
+    calls: Counter[nn.Module] = Counter()
+
+    def average_all_calls(norm: Any, inputs: Any) -> None:
+        calls[norm] += 1
+        norm.momentum = 1 / calls[norm]  # as momentum None does, which reads its own count back from the device
+
+    hooks = [norm.register_forward_pre_hook(average_all_calls) for norm in norms]
     try:
         with engine.display.bar("recalibrate", batches) as bar, reproducible_reading(loader):
             seed_loader(loader, derive_seed(engine.seed, "recalibrate"), 0)
@@ -36,6 +44,8 @@ def recalibrate_(model: nn.Module, task: Task, loader: Iterable[Any], batches: i
                 if number == batches:
                     break
     finally:
+        for hook in hooks:
+            hook.remove()
         for m, flag in flags:
             m.training = flag
         for norm, momentum in zip(norms, momenta, strict=True):

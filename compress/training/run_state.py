@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from compress.data import BatchPosition
 from compress.storage import RandomState
 
-Stage = Literal["search", "cut", "finetune"]
+Stage = Literal["operations", "search", "cut", "finetune"]
 
 # Field of `RunState` -> key in a checkpoint.
 _KEYS = {
@@ -20,7 +20,8 @@ _KEYS = {
     "dense_metrics": "dense",
     "stage": "stage",
     "scores": "scores",
-    "dense_cost": "whole",
+    "costs": "costs",
+    "dense_costs": "whole",
     "round": "round",
     "plan": "plan",
     "report": "report",
@@ -39,7 +40,8 @@ class RunState:
     dense_metrics: dict[str, float] | None = None
     sliced_metrics: dict[str, float] | None = None  # right after the cut
     scores: list[dict[str, Any]] | None = None  # score history of the search
-    dense_cost: int | None = None  # in the budget's unit
+    costs: list[dict[str, Any]] | None = None  # CostHistory.to_dict() of each search and half of the data
+    dense_costs: dict[str, float] | None = None  # by the units of the budget
     round: int | None = None  # rounds of search and cut that are finished
     plan: dict[str, Any] | None = None  # Plan.to_dict()
     report: dict[str, Any] | None = None  # fields of the Report
@@ -50,6 +52,12 @@ class RunState:
         if self.scores is None:
             self.scores = []
         return self.scores
+
+    def cost_history(self) -> list[dict[str, Any]]:
+        """Return the list that the search appends the costs of its scores to."""
+        if self.costs is None:
+            self.costs = []
+        return self.costs
 
     def to_dict(self) -> dict[str, Any]:
         """Return the known values under the keys of a checkpoint."""
@@ -71,17 +79,30 @@ class LoopPosition:
     sums: dict[str, float]  # of loss terms since the last record in the history
     count: int  # of steps in `sums`
     random_states: list[RandomState]  # one per process
+    total: int  # steps of the training
+    batches_per_step: int  # that all processes read together
+
+    def rescaled(self, total: int, batches_per_step: int) -> LoopPosition:
+        """Return the position after the same data in a training whose steps read another number of batches.
+
+        If they do not divide, the batches of a begun step are read again.
+        """
+        epoch, steps_read, fraction = self.batches
+        batches = BatchPosition(epoch, steps_read * self.batches_per_step // batches_per_step, fraction)
+        done = self.done if total == self.total else min(total, self.done * total // self.total)
+        return replace(self, done=done, batches=batches, total=total, batches_per_step=batches_per_step)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the position under the keys of a checkpoint."""
         loop = {"done": self.done, "sums": self.sums, "count": self.count, "random": self.random_states}
-        return loop | self.batches.to_dict()
+        return loop | {"total": self.total, "per_step": self.batches_per_step} | self.batches.to_dict()
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> LoopPosition:
         """Read the position from the values of a checkpoint."""
         batches = BatchPosition.from_dict(values)
-        return cls(values["done"], batches, values["sums"], values["count"], values["random"])
+        loop = (values["done"], batches, values["sums"], values["count"], values["random"])
+        return cls(*loop, values["total"], values["per_step"])
 
 
 @dataclass

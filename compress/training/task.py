@@ -1,12 +1,13 @@
-"""Task: the data, the loss, the evaluation and the distillation loss of a model; Classification is the default."""
+"""Task: the data, the loss, the evaluation and the distillation loss of a model; tasks/ has those that we bring."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from compress.data import batch_size_of
@@ -34,6 +35,15 @@ class TaskLike(Protocol):
     def distil(self, outputs: Any, teacher: Any, temperature: float) -> Tensor: ...
 
 
+class SampleLosses(NamedTuple):
+    """Loss, entropy of the predicted distribution and verdict of each sample, as tensors (samples,)."""
+
+    loss: Tensor
+    entropy: Tensor
+    right: Tensor  # bool: the prediction is the target
+    counted: Tensor  # bool: the sample has a target
+
+
 class _TaskType(type):
     """Make `isinstance(task, Task)` true for every object that has what `TaskLike` names."""
 
@@ -52,6 +62,9 @@ class Task(metaclass=_TaskType):
     val: Iterable[Any] | None
     classes: Any  # number of classes; needed by tasks that define `soften`
     include: Sequence[str] = ()  # modules to prune if the recipe's `target.include` names none
+    can_test: bool = True  # False: `evaluate` ignores the batches that it is given, and reads `val` itself
+    sums_over_processes: bool = False  # True: `evaluate` sums over the processes, each of which gets its share of `val`
+    distill_weight: float | None = None  # of distillation, if the recipe has none; None: no distillation by default
 
     def inputs(self, batch: Any) -> Any:
         """Return the arguments of the model: a tensor, a tuple, a dict by name, or a list of images."""
@@ -83,6 +96,20 @@ class Task(metaclass=_TaskType):
         It weighs the losses of processes, accumulated batches and micro-batches, so that they are as one large batch.
         """
         return batch_size_of(batch)
+
+    def reward(self, outputs: Any, batch: Any) -> Tensor:
+        """Return how good the outputs of `forward` are, larger is better, as a mean like `loss`. Default: exp(-loss).
+
+        The controller of the search `aps` maximizes it. It is called in training mode.
+        """
+        return torch.exp(-self.loss(outputs, batch))
+
+    def sample_losses(self, outputs: Any, batch: Any) -> SampleLosses | None:
+        """Return loss and entropy of each sample, and whether it is predicted right. Default: None, not known.
+
+        A search shows them beside the costs of its scores. It is called in every step, without gradients.
+        """
+        return None
 
     def objections(self, recipe: Recipe) -> list[str]:
         """Return the settings of the recipe that this task does not support, one line each. Default: none."""
@@ -136,7 +163,8 @@ class Task(metaclass=_TaskType):
 class _AdaptedTask(Task):
     """A user's task that does not derive from `Task`: its own methods, defaults for the hooks that it lacks."""
 
-    HOOKS = ("include", "teach", "count_targets", "objections", "save", "soften", "draw", "finetune", "export")
+    HOOKS: tuple[str, ...] = ("include", "teach", "count_targets", "reward", "objections", "save", "soften", "draw")
+    HOOKS += ("finetune", "export", "can_test", "sums_over_processes", "distill_weight", "sample_losses")
 
     def __init__(self, task: TaskLike) -> None:
         self._task = task

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import Any
 
@@ -14,7 +15,7 @@ import compress
 from cases import CASES, groups_of
 from compress import BudgetError
 from compress.budget.bounds import WidthBounds
-from compress.budget.choose import choose_widths, smallest_fraction
+from compress.budget.choose import choose_widths, smallest_fractions
 from compress.formatting import format_percent
 from compress.graph import Groups
 from compress.recipe import Bound, Budget, Target
@@ -79,7 +80,7 @@ def test_bounded_choice_is_the_greedy_one_over_the_allowed_widths(name: str, uni
         bounds, importance = WidthBounds.of(groups, target), random_importance(groups, seed)
         assert [*zip(bounds.least, bounds.most, strict=True)] == [(row[0], row[-1]) for row in table]
         limit = int(random.integers(int(measure(bounds.least)), whole + 1))
-        kept = widths_of(groups, choose_widths(groups, importance, Budget(**{unit: 0.5}), target, limit=limit))
+        kept = widths_of(groups, choose_widths(groups, importance, Budget(**{unit: 0.5}), target, limits={unit: limit}))
         assert kept.tolist() == bounded_greedy(groups, importance, limit, unit, table), target
         tried, cut = tried + 1, cut + (int(measure(kept)) < whole)
     assert tried >= 10 and cut >= tried // 2
@@ -164,7 +165,7 @@ def test_bounds_that_leave_no_width_are_named() -> None:
 
 def test_bounds_and_roundings_that_stand_in_the_way_are_named() -> None:
     groups = groups_of("chain")
-    free = format_percent(smallest_fraction(groups, Budget(macs=0.5), Target()))
+    free = format_percent(smallest_fractions(groups, Budget(macs=0.5), Target())["macs"])
     for name, value in (("bounds", {"re:.*": Bound(least="90%")}), ("round_to", 1000)):
         match = rf"Without target\.{name} it would be {free}\. .* lower target\.{name}\."
         with pytest.raises(BudgetError, match=match):
@@ -178,11 +179,11 @@ def test_limit_goes_before_the_budget() -> None:
     importance, whole = random_importance(groups), int(groups.cost.params(groups.cost.widths))
     for left in (0.4, 0.7, 1.0):
         by_budget = choose_widths(groups, importance, Budget(params=left), Target())
-        by_limit = choose_widths(groups, importance, Budget(params=0.5), Target(), limit=left * whole)
+        by_limit = choose_widths(groups, importance, Budget(params=0.5), Target(), limits={"params": left * whole})
         assert all(by_budget[n].tolist() == by_limit[n].tolist() for n in by_budget)
     least = int(groups.cost.params(WidthBounds.of(groups, Target()).least))
     with pytest.raises(BudgetError, match=rf"budget\.params: {least - 1} cannot be reached; .* that can is {least} \("):
-        choose_widths(groups, importance, Budget(params=0.5), Target(), limit=least - 1)
+        choose_widths(groups, importance, Budget(params=0.5), Target(), limits={"params": least - 1})
 
 
 def test_group_that_is_cut_already_gets_a_multiple_unless_too_little_is_left() -> None:
@@ -197,3 +198,27 @@ def test_group_that_is_cut_already_gets_a_multiple_unless_too_little_is_left() -
         assert bounds.most.tolist() == expected
         assert WidthBounds.of(groups, target).most.tolist() == widths.tolist(), "a dense group may stay whole"
         assert (bounds.least <= bounds.most).all()
+
+
+def test_automatic_steps_follow_the_dense_width_and_put_no_budget_out_of_reach() -> None:
+    sizes = [8, 15, 16, 40, 64, 200]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise([4, *sizes, 3])]
+    groups = compress.find_groups(nn.Sequential(*layers), torch.zeros(2, 4))
+    bounds = WidthBounds.of(groups, Target())
+    assert bounds.multiple.tolist() == [1, 1, 2, 4, 8, 8] and bounds.least.tolist() == [2] * 6
+    assert bounds.round_up(np.array([3, 3, 3, 3, 3, 2])).tolist() == [3, 3, 4, 4, 8, 2]
+    for left in (0.02, 0.1, 0.35, 0.8):
+        budget = Budget(macs=left)
+        kept = widths_of(groups, choose_widths(groups, random_importance(groups), budget, Target()))
+        allowed = left * int(groups.cost.macs(groups.cost.widths))
+        assert int(groups.cost.macs(kept)) <= allowed
+        steps = dict(zip(kept.tolist(), bounds.multiple.tolist(), strict=True))
+        assert all(width % step == 0 or width in (2, *sizes) for width, step in steps.items()), kept
+        for i in np.flatnonzero(kept < groups.cost.widths):
+            wider = kept.copy()
+            wider[i] = min((kept[i] // bounds.multiple[i] + 1) * bounds.multiple[i], sizes[i])
+            assert int(groups.cost.macs(wider)) > allowed
+    cut_before = {name: 2 * width for name, width in zip(groups.cost.names, sizes, strict=True)}
+    assert WidthBounds.of(groups, Target(), cut_before).multiple.tolist() == [2, 2, 4, 8, 8, 8]
+    bounded = Target(bounds={groups.cost.names[5]: Bound(least=3, most=5)})
+    assert WidthBounds.of(groups, bounded).multiple[5] == 1

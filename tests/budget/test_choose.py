@@ -14,20 +14,26 @@ import compress
 from cases import CASES, groups_of
 from compress import BudgetError
 from compress.budget.bounds import WidthBounds
-from compress.budget.choose import choose_widths, smallest_fraction
+from compress.budget.choose import choose_widths, smallest_fractions
 from compress.graph import Groups
 from compress.recipe import Budget, Target
 from helpers.widths import BUDGET_CASES, random_importance, widths_of
 
 
-@pytest.mark.parametrize("unit", ["macs", "params", "dims"])
+def smallest(groups: Groups, budget: Budget, target: Target) -> float:
+    """The smallest fraction that a budget of one limit can reach."""
+    (fraction,) = smallest_fractions(groups, budget, target).values()
+    return fraction
+
+
+@pytest.mark.parametrize("unit", ["macs", "params", "dims", "size"])
 @pytest.mark.parametrize("name", BUDGET_CASES)
 def test_budget_is_met_and_no_group_could_be_wider(name: str, unit: str) -> None:
     groups = groups_of(name)
     measure = getattr(groups.cost, unit)
     for left, round_to, min_keep, seed in itertools.product((0.25, 0.5, 0.77, 1.0), (1, 2, 3), (1, 2), (0, 1)):
         target, budget = Target(round_to=round_to, min_keep=min_keep), Budget(**{unit: left})
-        if smallest_fraction(groups, budget, target) > left:
+        if smallest(groups, budget, target) > left:
             continue
         kept = widths_of(groups, choose_widths(groups, random_importance(groups, seed), budget, target))
         limit = left * int(measure(groups.cost.widths)) * (1 + 1e-12)
@@ -81,7 +87,7 @@ def test_choice_is_the_greedy_one(name: str, unit: str) -> None:
     groups = groups_of(name)
     for left, seed in itertools.product((0.3, 0.5, 0.8, 0.95), range(3)):
         importance = random_importance(groups, seed)
-        if smallest_fraction(groups, Budget(**{unit: left}), Target(min_keep=1)) > left:
+        if smallest(groups, Budget(**{unit: left}), Target(min_keep=1)) > left:
             continue
         found = choose_widths(groups, importance, Budget(**{unit: left}), Target(min_keep=1))
         assert {n: k.tolist() for n, k in found.items()} == greedy(groups, importance, left, unit)
@@ -124,7 +130,7 @@ def test_whole_percentages_are_not_rounded_down() -> None:
     groups = compress.find_groups(model, torch.randn(2, 3))
     for percent in (7, 14, 28, 29, 55, 56, 57, 58):
         budget = compress.Recipe.load({"budget": {"dims": f"{percent}%"}}).budget
-        kept = choose_widths(groups, random_importance(groups), budget, Target())
+        kept = choose_widths(groups, random_importance(groups), budget, Target(round_to=1))
         assert len(kept["0"]) == percent
 
 
@@ -153,7 +159,7 @@ def test_budget_out_of_reach_is_named() -> None:
     ):
         choose_widths(groups, random_importance(groups), Budget(macs=0.01), target)
     kept = choose_widths(
-        groups, random_importance(groups), Budget(macs=smallest_fraction(groups, Budget(macs=0.01), target)), target
+        groups, random_importance(groups), Budget(macs=smallest(groups, Budget(macs=0.01), target)), target
     )
     assert widths_of(groups, kept).tolist() == WidthBounds.of(groups, target).least.tolist() == [4, 4, 4]
 
@@ -168,7 +174,7 @@ def test_smallest_budget_that_is_named_can_be_reached() -> None:
         with pytest.raises(BudgetError, match="the smallest that can is") as caught:
             choose_widths(groups, random_importance(groups), tiny, Target())
         named = float(re.search(r"the smallest that can is ([\d.]+)%", str(caught.value))[1]) / 100
-        assert named == pytest.approx(smallest_fraction(groups, tiny, Target()), rel=0.02)
+        assert named == pytest.approx(smallest(groups, tiny, Target()), rel=0.02)
         try:
             choose_widths(groups, random_importance(groups), Budget(**{unit: named}), Target())
         except BudgetError as error:
@@ -203,7 +209,7 @@ def test_all_cases_reach_their_smallest_fraction() -> None:
     for name in CASES:
         if not len(groups := groups_of(name)):
             continue
-        least = smallest_fraction(groups, Budget(params=0.5), Target())
+        least = smallest(groups, Budget(params=0.5), Target())
         kept = choose_widths(groups, random_importance(groups), Budget(params=min(1.0, least)), Target())
         assert int(groups.cost.params(widths_of(groups, kept))) == int(
             groups.cost.params(WidthBounds.of(groups, Target()).least)

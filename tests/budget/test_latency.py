@@ -13,7 +13,7 @@ from torch import nn
 import compress
 from cases import groups_of, same_bits
 from compress import BudgetError
-from compress.budget.choose import choose_widths, smallest_fraction
+from compress.budget.choose import choose_widths
 from compress.budget.latency import MAX_BISECTIONS, choose_by_latency
 from compress.budget.ranking import comparable_importance
 from compress.budget.timing import LatencyMeasurement
@@ -30,7 +30,7 @@ def pruned(
     groups = compress.find_groups(model, x)
     clock.start()
     measurement = LatencyMeasurement(x, timing, more.pop("reference", None), clock, more.pop("on_progress", None))
-    args = (model, groups, random_importance(groups), Budget(latency=part), target or Target(), measurement)
+    args = (model, groups, random_importance(groups), Budget(latency=part), target or Target(round_to=1), measurement)
     keep, notes = choose_by_latency(*args, **more)
     return widths_of(groups, keep), notes
 
@@ -47,7 +47,7 @@ def test_choice_by_latency_follows_the_ranking(ranking: Any) -> None:
     """Where time is in proportion to dimensions, a budget of dimensions with the same ranking agrees."""
     clock = VirtualClock()
     model = timed_network(clock)
-    groups, target = compress.find_groups(model, torch.randn(2, 8)), Target(min_keep=1)
+    groups, target = compress.find_groups(model, torch.randn(2, 8)), Target(min_keep=1, round_to=1)
     importance, x = random_importance(groups), torch.randn(2, 8)
     args = (model, groups, importance, Budget(latency=0.51), target, LatencyMeasurement(x, Timing(), clock=clock))
     found, _ = choose_by_latency(*args, ranking=ranking)
@@ -74,12 +74,12 @@ def test_widths_respect_bounds_and_rounding() -> None:
     kept, _ = pruned(VirtualClock(), 0.51, target=target)
     assert kept.sum() == 32 and (kept % 4 == 0).all() and kept[0] <= 16 and kept[1] >= 12
     assert pruned(VirtualClock(), 0.9, target=target)[0].tolist() == [16, 24]  # all that the bounds allow
-    fixed = Target(bounds={"first": Bound(least=20, most=20), "second": Bound(least=10, most=10)})
+    fixed = Target(round_to=1, bounds={"first": Bound(least=20, most=20), "second": Bound(least=10, most=10)})
     assert pruned(VirtualClock(), 0.9, target=fixed)[0].tolist() == [20, 10]
 
 
 def test_whole_budget_needs_no_measurement() -> None:
-    target, told = Target(bounds={"first": Bound(most="50%")}), []
+    target, told = Target(round_to=1, bounds={"first": Bound(most="50%")}), []
     kept, _ = pruned(VirtualClock(), 1.0, target=target, on_progress=lambda text, *_: told.append(text))
     assert kept.tolist() == [20, 24] and not told
 
@@ -88,9 +88,9 @@ def test_later_rounds_refer_to_the_dense_network() -> None:
     clock = VirtualClock()
     dense, half = timed_network(clock), timed_network(clock, (20, 12))
     for left, expected in ((0.51, 32), (0.26, 16), (0.4, 25)):
-        kept, _ = pruned(clock, 0.9, half, reference=dense, limit=left)
+        kept, _ = pruned(clock, 0.9, half, reference=dense, limits={"latency": left})
         assert kept.sum() == expected
-    target = Target(bounds={"first": Bound(least="25%")})
+    target = Target(round_to=1, bounds={"first": Bound(least="25%")})
     kept, _ = pruned(clock, 0.2, half, target, reference=dense, dense_widths={"first": 40, "second": 24})
     assert kept[0] >= 10 and kept.sum() == 12
 
@@ -104,7 +104,10 @@ def test_noise_is_averaged_out() -> None:
 
 def test_budget_within_the_noise_is_noted() -> None:
     """One width is allowed, and it takes as long as the budget says: no measurement can tell the side."""
-    target, noted = Target(bounds={"first": Bound(least=20, most=20), "second": Bound(least=12, most=12)}), []
+    target, noted = (
+        Target(round_to=1, bounds={"first": Bound(least=20, most=20), "second": Bound(least=12, most=12)}),
+        [],
+    )
     for seed in range(100):
         try:
             noted += pruned(VirtualClock(noise=0.05, seed=seed), 0.5, target=target)[1]
@@ -184,5 +187,3 @@ def test_latency_is_not_computed() -> None:
     groups = groups_of("chain")
     with pytest.raises(ValueError, match=r"budget\.latency is measured, not computed: call .*choose_by_latency"):
         choose_widths(groups, random_importance(groups), Budget(latency=0.5), Target())
-    with pytest.raises(ValueError, match=r"budget\.latency is measured, not computed"):
-        smallest_fraction(groups, Budget(latency=0.5), Target())

@@ -11,6 +11,7 @@ import compress
 from cases import groups_of
 from compress.budget.choose import choose_widths
 from compress.budget.ranking import comparable_importance
+from compress.budget.units import UNITS
 from compress.graph import Groups
 from compress.recipe import Bound, Budget, Target
 from compress.search.magnitude import Magnitude
@@ -98,7 +99,8 @@ def test_ranking_by_cost_fills_a_knapsack_by_value_per_weight() -> None:
             while left >= weight and len(taken[name]) < 6:
                 taken[name].append(sorted(importance[name], reverse=True)[len(taken[name])])
                 left -= weight
-        found = choose_widths(groups, importance, Budget(params=0.5), Target(min_keep=1), ranking="cost", limit=room)
+        limits = {"params": room}
+        found = choose_widths(groups, importance, Budget(params=0.5), Target(min_keep=1), ranking="cost", limits=limits)
         assert {n: sorted(importance[n][k]) for n, k in found.items()} == {n: sorted(v) for n, v in taken.items()}
 
 
@@ -115,7 +117,9 @@ def test_what_costs_nothing_is_ranked_first_in_its_own_order(monkeypatch: pytest
 
 def test_unknown_ranking_is_named() -> None:
     groups = groups_of("chain")
-    with pytest.raises(ValueError, match="ranking: expected cost, global, group or lamp; got 'best'"):
+    with pytest.raises(
+        ValueError, match="ranking: expected balanced, bounded, cost, global, group or lamp; got 'best'"
+    ):
         comparable_importance(groups, random_importance(groups), "best", "macs")  # type: ignore[arg-type]
 
 
@@ -158,14 +162,47 @@ def test_lamp_empties_no_group_before_the_others() -> None:
     assert {n: k.tolist() for n, k in again.items()} == {n: k.tolist() for n, k in by_lamp.items()}
 
 
+def test_bounded_ranks_as_global_but_empties_no_group() -> None:
+    """The k-th best of a group's n dimensions counts as one of the best 3/2 k/n of all."""
+    groups = two_prices()
+    importance = {"dear": np.arange(1.0, 7), "cheap": 1e-6 * np.arange(1.0, 7)}
+    ranked = comparable_importance(groups, importance, "bounded", "params")
+    assert (-ranked["dear"]).tolist() == [k / 12 for k in (6, 5, 4, 3, 2, 1)]
+    assert (-ranked["cheap"]).tolist() == pytest.approx([min((6 + k) / 12, 1.5 * k / 6) for k in (6, 5, 4, 3, 2, 1)])
+    by_value, bounded = (
+        choose_widths(groups, importance, Budget(dims=0.5), Target(min_keep=1), ranking=r)
+        for r in ("global", "bounded")
+    )
+    assert [len(by_value[name]) for name in importance] == [5, 1]  # 6 and 0, but for min_keep
+    assert [len(bounded[name]) for name in importance] == [5, 1]  # 3/2 of a sixth of the group is a quarter of all
+    three_quarters = choose_widths(groups, importance, Budget(dims=0.75), Target(min_keep=1), ranking="bounded")
+    assert [len(three_quarters[name]) for name in importance] == [6, 3]
+    even = {"dear": np.array([1.0, 3, 5, 7, 9, 11]), "cheap": np.array([2.0, 4, 6, 8, 10, 12])}
+    plain, same = (choose_widths(groups, even, Budget(dims=0.5), Target(), ranking=r) for r in ("global", "bounded"))
+    assert {n: k.tolist() for n, k in plain.items()} == {n: k.tolist() for n, k in same.items()}
+
+
+def test_balanced_is_lamp_where_costs_are_alike_and_bounded_where_they_are_not() -> None:
+    groups = two_prices()
+    importance = {"dear": np.arange(1.0, 7), "cheap": 0.01 * np.arange(1.0, 7)}
+    prices = UNITS["params"].cost_per_dimension(groups)
+    spread = prices.max() / prices.min()
+    for factor, expected in ((spread, "lamp"), (0.99 * spread, "bounded")):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("compress.budget.ranking.EVEN_COSTS", factor)
+            ranked = comparable_importance(groups, importance, "balanced", "params")
+        same = comparable_importance(groups, importance, expected, "params")
+        assert all((ranked[name] == same[name]).all() for name in ranked)
+
+
 def test_auto_depends_on_what_is_cut_and_on_the_budget() -> None:
     inner, stream = groups_of("chain"), groups_of("residual_stream")
     assert {g.kind for g in inner} == {"channels"} and "residual" in {g.kind for g in stream}
-    for groups, unit, ranking in ((inner, "macs", "lamp"), (inner, "dims", "group"), (stream, "macs", "group")):
+    for groups, unit, ranking in ((inner, "macs", "balanced"), (inner, "dims", "group"), (stream, "macs", "group")):
         assert Magnitude.Config().ranking_for(groups, unit) == ranking
-        assert Taylor.Config().ranking_for(groups, unit) == ("cost" if ranking == "group" else ranking)
+        assert Taylor.Config().ranking_for(groups, unit) == "cost"
         assert Netslim.Config(epochs=1, gamma=1e-4).ranking_for(groups, unit) == (
-            "cost" if ranking == "lamp" else ranking
+            "cost" if ranking == "balanced" else ranking
         )
         assert Netslim.Config(epochs=1).ranking_for(groups, unit) == "cost"
         assert Magnitude.Config(ranking="global").ranking_for(groups, unit) == "global"

@@ -131,12 +131,12 @@ def test_batch_that_a_model_does_not_run_on_is_named() -> None:
 
     model, x = Net(forward, first=nn.Linear(8, 12), last=nn.Linear(12, 4)), torch.randn(2, 8)
     groups = compress.find_groups(model, x)
-    settings = (Budget(latency=0.5), Target(), LatencyMeasurement(x, Timing(batch_size=3)))
+    settings = (Target(), LatencyMeasurement(x, Timing(batch_size=3)))
     text = r"timing.batch_size: the model does not run on inputs of shape \[\[3, 8\]\]: RuntimeError: shape"
     with pytest.raises(ValueError, match=text):
-        check_latency_reachable(model, groups, *settings)
+        check_latency_reachable(model, groups, *settings, 0.5)
     with pytest.raises(ValueError, match=text):
-        choose_by_latency(model, groups, random_importance(groups), *settings)
+        choose_by_latency(model, groups, random_importance(groups), Budget(latency=0.5), *settings)
     times, size = compare_latency_in_batches([model, model], x, Timing(batch_size=3, repeats=3))
     assert len(times) == 2 and size == "that of the example inputs"
     assert compare_latency_in_batches([model], x, Timing(batch_size=2, repeats=3))[1] == 2

@@ -9,7 +9,7 @@ def test_preview_prints_groups_and_whether_the_budget_can_be_met(monkeypatch, ca
     code, out, _ = run(monkeypatch, capsys, "preview", *RESNET18, "--recipe", "magnitude_half")
     assert code == 0
     assert "layer1.0.conv1" in out
-    assert "budget.macs 50% can be met" in " ".join(out.split())
+    assert "budget: macs 50% can be met" in " ".join(out.split())
 
 
 def test_preview_as_json_is_json(monkeypatch, capsys):

@@ -40,14 +40,17 @@ def test_quantizing_without_data_is_an_error(exported_run: tuple[compress.Pruned
 
 
 def test_a_linear_layer_in_int8_is_off_by_no_more_than_its_steps(tmp_path: Path) -> None:
-    """Weights and inputs are off by half a step at most: 1/254 of their ranges, times what they are multiplied with."""
+    """Weights (7 bits) and inputs (8 bits) are off by half a step at most, times what they are multiplied with.
+
+    Inputs and weights near the ends of their ranges overflow 16 bits on a CPU without VNNI if weights have 8 bits.
+    """
     torch.manual_seed(0)
     model, x = nn.Linear(16, 4, bias=False), torch.rand(64, 16) * 2 - 1
     exporter.export(model, tmp_path / "a.onnx", x, timing=SHORT_TIMING)
     exporter.quantise(tmp_path / "a.onnx", tmp_path / "b.onnx", [x], timing=SHORT_TIMING)
     off = (exporter.OnnxRunner(tmp_path / "b.onnx")(x) - model(x).detach()).abs().max()
     weight = model.weight.detach()
-    step = weight.abs().max() / 127 / 2 * x.abs().sum(1).max() + 2 / 255 / 2 * weight.abs().sum(1).max()
+    step = weight.abs().max() / 63 / 2 * x.abs().sum(1).max() + 2 / 255 / 2 * weight.abs().sum(1).max()
     step += (model(x).max() - model(x).min()).detach() / 255  # of the output
     assert 0 < off < 1.1 * step
     kept = [t for t in onnx.load(tmp_path / "b.onnx").graph.initializer if t.data_type == onnx.TensorProto.INT8]

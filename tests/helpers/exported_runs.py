@@ -14,7 +14,12 @@ from compress.data.named_loaders import loaders
 from compress.recipe import Data, Timing
 
 SHORT_TIMING = Timing(repeats=6)
-RECIPE: dict[str, Any] = {"budget": {"macs": "50%"}, "timing": {"repeats": 3}}
+RECIPE: dict[str, Any] = {
+    "target": {"round_to": 1},
+    "budget": {"macs": "50%"},
+    "search": "magnitude",
+    "timing": {"repeats": 3},
+}
 IMAGES = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
 
 

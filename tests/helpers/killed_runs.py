@@ -53,6 +53,8 @@ def start(folder: Path, processes: int, meeting: Path) -> list[int]:
                     dense(), recipe(processes), train=train, val=val, workdir=folder, resume=True, quiet=True
                 )
                 status = 0
+            except SystemExit as end:
+                status = int(end.code or 0)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -89,7 +91,7 @@ def wait_for_stage(folder: Path, name: str, limit: float) -> None:
 
 def main(processes: int, points: int, folder: Path) -> list[dict[str, Any]]:
     torch.set_num_threads(1)
-    Engine._checkpoint_is_due = lambda self: True  # type: ignore[method-assign]  # a checkpoint after every step
+    Engine.checkpoint_is_due = lambda self: True  # type: ignore[method-assign]  # a checkpoint after every step
     dense(), loaders()  # made once, before the children are
     begin = time.monotonic()
     codes = wait(start(folder / "undisturbed", processes, folder / "meeting0"))

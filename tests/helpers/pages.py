@@ -11,6 +11,7 @@ import numpy as np
 from compress.report.group_table import GroupRow
 from compress.report.page import render_page
 from compress.report.report import NetworkNumbers, Report
+from compress.search import spread_over_kinds
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -46,8 +47,8 @@ def made_up(groups: int = 8, trained: bool = True) -> Report:
             every = np.quantile(
                 [value for values in importance.values() for value in values], np.linspace(0, 1, 21)
             ).tolist()
-            widest = dict(sorted(spread.items(), key=lambda pair: -len(importance[pair[0]]))[:9])
-            report.scores.append({"stage": "search", "step": step, "all": every, "groups": widest})
+            shown = {name: spread[name] for name in spread_over_kinds({row.name: row.kind for row in rows})}
+            report.scores.append({"stage": "search", "step": step, "all": every, "groups": shown})
         for step in range(1000):
             loss = {"loss": 3 - step / 500, "task": 2 - step / 500, "penalty": 1.0, "lr": 0.1}
             report.history.append({"stage": "search", "step": step, "epoch": step / 100, **loss})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -73,9 +75,9 @@ def test_recipe_runs_in_shortened_form(name: str, pictures: Path) -> None:
     report = compress.prune(compress.mmdet.build(cfg), short, task=task, quiet=True).report
     budget = Recipe.load(name).budget
     if budget.unit == "dims":
-        assert sum(g.kept for g in report.groups) <= budget.left * sum(g.width for g in report.groups)
+        assert sum(g.kept for g in report.groups) <= budget.limits[budget.unit] * sum(g.width for g in report.groups)
     else:
-        assert getattr(report.pruned, budget.unit) <= budget.left * getattr(report.dense, budget.unit)
+        assert getattr(report.pruned, budget.unit) <= budget.limits[budget.unit] * getattr(report.dense, budget.unit)
     parts = {row.name.split(".")[0] for row in report.groups}
     assert parts <= set(Recipe.load(name).target.include)
     assert [h["step"] for h in report.history if h["stage"] == "finetune"] == [1, 2]
@@ -108,6 +110,50 @@ def test_one_command_leaves_a_directory_that_mmdet_loads(
     assert sum(p.numel() for p in compact.parameters()) == report["pruned"]["params"]
 
 
+def test_closing_line_loads_the_detector_as_it_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pictures: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.yaml").write_text(
+        "target: {mlp: true, channels: false}\nbudget: {dims: 50%}\nsearch: {method: magnitude}\ntiming: {repeats: 3}\n"
+    )
+    words = ["--mmdet", _write(tmp_path, small_config(pictures)), "--recipe", tmp_path / "mine.yaml", "--quiet"]
+    code, out, error = run(monkeypatch, capsys, "prune", *words, "--workdir", tmp_path / "out")
+    assert code == 0, error
+    statement = next(line for line in out.splitlines() if line.startswith("reload with ")).removeprefix("reload with ")
+    counting = f"{statement}; print(sum(p.numel() for p in detector.parameters()))"
+    environment = {**os.environ, "PYTHONPATH": str(Path(compress.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", counting], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
+    )
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert int(done.stdout.split()[-1]) == report["pruned"]["params"]
+
+
+def test_preview_of_a_detector_reads_no_data(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], pictures: Path, tmp_path: Path
+) -> None:
+    cfg = small_config(pictures)
+    cfg.merge_from_dict({f"{part}_dataloader.dataset.data_root": "nowhere/" for part in ("train", "val")})
+    words = ["preview", "--mmdet", _write(tmp_path, cfg), "--recipe", "swin_t_cascade_40", "--input", "3,64,64"]
+    code, out, error = run(monkeypatch, capsys, *words, "--json")
+    assert code == 0, error
+    preview = json.loads(out)
+    assert preview["reachable"]
+    assert {row["name"].split(".")[0] for row in preview["groups"]} == {"backbone"}
+    assert sum(r["kept"] for r in preview["groups"]) <= 0.6 * sum(r["width"] for r in preview["groups"])
+    assert preview["dense"]["params"] == sum(p.numel() for p in compress.mmdet.build(cfg).parameters())
+    for options, message in (
+        (["--weights", "x.pt"], "--weights: not for --mmdet, which takes --checkpoint"),
+        (["--model", "timm:resnet18"], "--model, --mmdet or --yolo: expected one of the three"),
+    ):
+        code, _, error = run(monkeypatch, capsys, *words, *options)
+        assert code == 2 and message in error
+    code, _, error = run(
+        monkeypatch, capsys, "preview", "--model", "timm:resnet18", "--budget", "50%", *("--checkpoint", "x")
+    )
+    assert code == 2 and "--checkpoint, --cfg-options: only for --mmdet" in error
+
+
 def _write(folder: Path, cfg: Config) -> Path:
     cfg.dump(folder / "config.py")
     return folder / "config.py"
@@ -117,9 +163,10 @@ def _write(folder: Path, cfg: Config) -> Path:
     ("words", "message"),
     [
         (["--mmdet", "cascade-mask-rcnn_swin-t"], r"expected the path of an mmdet config.*Did you mean cascade-mask"),
-        (["--mmdet", "x.py", "--model", "timm:resnet18"], r"--model or --mmdet: expected one of the two"),
-        ([], r"--model or --mmdet: expected one of the two"),
+        (["--mmdet", "x.py", "--model", "timm:resnet18"], r"--model, --mmdet or --yolo: expected one of the three"),
+        ([], r"--model, --mmdet or --yolo: expected one of the three"),
         (["--mmdet", "x.py", "--data", "digits"], r"--data: not for --mmdet, whose config contains it"),
+        (["--mmdet", "x.py", "--task", "my:task"], r"--task: not for --mmdet, whose config contains it"),
         (["--model", "timm:resnet18", "--checkpoint", "x"], r"--checkpoint, --cfg-options: only for --mmdet"),
         (["--mmdet", "CONFIG", "--checkpoint", "nowhere.pth"], r"checkpoint nowhere.pth: no such file"),
         (["--mmdet", "CONFIG", "--cfg-options", "train_dataloader.dataset.data_root=away/"], r"cannot be read: .*away"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from torch import nn
 import compress
 import compress.mmdet
 from compress.storage.checkpoint import state_tensors
+from compress.training.interruption import Terminated
 from helpers.detectors import make_pictures, small_config
+from helpers.weights import same_weights
 
 # isort: split
 from mmdet.apis import inference_detector, init_detector
@@ -137,29 +140,43 @@ train_cfg = dict(max_epochs=1)
     assert {n: t.shape for n, t in after.items()} == {n: t.shape for n, t in expected.items()}
 
 
-def test_a_fine_tuning_that_was_stopped_goes_on_from_the_runners_checkpoint(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("length", "stop_at"), [(4, (7, 9)), ("12 steps", (1, 11))])
+def test_a_fine_tuning_that_was_stopped_ends_with_the_same_weights_and_history(
+    case: Case, length: Any, stop_at: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three batches an epoch, in random order, with random boxes: stops within an epoch, at its end, and at the end."""
     cfg = compress.mmdet.read(case.cfg)
-    stops = [True]
+    stops: list[int] = []
 
     @HOOKS.register_module(name="StopOnce")  # type: ignore[untyped-decorator]
     class StopOnce(Hook):  # type: ignore[misc]
         def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
-            if runner.iter == 7 and stops.pop():
-                raise KeyboardInterrupt
+            if runner.iter in stops:
+                stops.clear()
+                if runner.iter == 7:  # the iteration ends, and is saved
+                    signal.raise_signal(signal.SIGTERM)
+                else:
+                    raise KeyboardInterrupt
 
-    recipe = {**RECIPE, "search": {"method": "magnitude"}, "finetune": {"epochs": 4, "distill": {}}}
+    monkeypatch.setattr("compress.training.engine.Engine.checkpoint_is_due", lambda self: True)
+    recipe = {**RECIPE, "search": {"method": "magnitude"}, "finetune": {"epochs": length, "distill": {}}}
     try:
         cfg.custom_hooks = [{"type": "StopOnce"}]
-        task = compress.mmdet.task(cfg)
-        with pytest.raises(KeyboardInterrupt):
-            compress.prune(case.detector, recipe, task=task, workdir=tmp_path / "out", quiet=True)
-        stops.append(False)
-        done = compress.prune(case.detector, recipe, task=task, workdir=tmp_path / "out", quiet=True, resume=True)
+        settings: dict[str, Any] = {"quiet": True}
+        whole = compress.prune(case.detector, recipe, task=compress.mmdet.task(cfg), **settings)
+        for stop in stop_at:
+            settings["workdir"] = tmp_path / str(stop)
+            stops.append(stop)
+            with pytest.raises(Terminated if stop == 7 else KeyboardInterrupt):
+                compress.prune(case.detector, recipe, task=compress.mmdet.task(cfg), **settings)
+            again = compress.prune(case.detector, recipe, task=compress.mmdet.task(cfg), resume=True, **settings)
+            assert same_weights(again.model, whole.model), stop
+            assert again.report.history == whole.report.history
+            assert again.report.pruned.metrics == whole.report.pruned.metrics
     finally:
         HOOKS._module_dict.pop("StopOnce")
-    steps = [h["step"] for h in done.report.history if h["stage"] == "finetune" and "loss" in h]
-    assert steps == [7, 8, 9, 10, 11, 12]  # three batches an epoch; the second epoch was saved
-    assert done.report.pruned.metrics[AP] > done.report.sliced[AP]
+    steps = [h["step"] for h in whole.report.history if h["stage"] == "finetune" and "loss" in h]
+    assert steps == list(range(1, 13))
 
 
 def test_an_epoch_that_was_left_early_leaves_nothing_to_the_next(case: Case) -> None:
@@ -200,7 +217,8 @@ def test_the_loss_is_the_sum_of_the_detectors_losses(case: Case) -> None:
     ],
 )
 def test_other_parts_can_be_named(case: Case, include: list[str], kinds: set[str]) -> None:
-    recipe = {"target": {"include": include, "residual": True}, "budget": {"dims": "50%"}, "timing": {"repeats": 3}}
+    recipe = {"target": {"include": include, "residual": True}, "budget": {"dims": "50%"}}
+    recipe |= {"search": {"method": "magnitude"}, "timing": {"repeats": 3}}
     task = compress.mmdet.task(case.cfg)
     task.val = None
     done = compress.prune(case.detector, recipe, task=task, quiet=True)

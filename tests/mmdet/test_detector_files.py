@@ -49,7 +49,7 @@ def test_a_recipe_and_the_command_export_a_detector(
     cfg.dump(tmp_path / "dense.py")
     task = compress.mmdet.task(cfg)
     monkeypatch.setattr(task, "evaluate", lambda *_: {})  # of random weights
-    recipe = {"budget": {"dims": "60%"}, "timing": {"repeats": 3}, "export": "onnx"}
+    recipe = {"budget": {"dims": "60%"}, "search": {"method": "magnitude"}, "timing": {"repeats": 3}, "export": "onnx"}
     pruned = compress.prune(detector_that_detects("RetinaNet"), recipe, task=task, workdir=out, quiet=True)
     report = pruned.report.export
     assert report["detections"]["images"] == 4 and report["detections"]["compared"] >= 10
@@ -67,7 +67,7 @@ def test_a_recipe_and_the_command_export_a_detector(
 def test_precisions_that_detectors_do_not_support_are_refused_before_the_start(tmp_path: Path) -> None:
     cfg = config_of("RetinaNet")
     cfg.merge_from_dict(data_of(make_pictures(tmp_path / "pictures", count=2), masks=False))
-    recipe = {"budget": {"dims": "60%"}, "export": {"half": True}}
+    recipe = {"budget": {"dims": "60%"}, "search": {"method": "magnitude"}, "export": {"half": True}}
     with pytest.raises(compress.NotReady, match="export: half and int8 are not supported for detectors"):
         compress.prune(
             detector_that_detects("RetinaNet"),

@@ -48,7 +48,8 @@ def cascade(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path, Any]:
 
 def cut(dense: nn.Module, target: dict[str, Any]) -> compress.Pruned:
     """Without training: 60 % of the dimensions of the backbone left."""
-    recipe = {"target": {**target, "include": ["backbone"]}, "budget": {"dims": "60%"}, "timing": {"repeats": 3}}
+    recipe = {"target": {**target, "include": ["backbone"]}, "budget": {"dims": "60%"}}
+    recipe |= {"search": {"method": "magnitude"}, "timing": {"repeats": 3}}
     sample = DetDataSample(metainfo={"img_shape": (64, 64), "ori_shape": (64, 64), "scale_factor": (1.0, 1.0)})
     inputs = {"inputs": torch.randn(1, 3, 64, 64), "data_samples": [sample], "mode": "predict"}
     return compress.prune(dense, recipe, example_inputs=inputs, quiet=True)

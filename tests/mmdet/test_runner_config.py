@@ -25,7 +25,7 @@ def _settings(finetune: dict[str, Any], total: int, per_epoch: int = 10, **chang
 
 def test_what_the_recipe_leaves_out_is_the_configs() -> None:
     found = _settings({"epochs": 12}, 120)
-    assert found.train_cfg == {"type": "EpochBasedTrainLoop", "max_epochs": 12, "val_interval": 2}
+    assert found.train_cfg == {"type": "ResumableEpochLoop", "max_epochs": 12, "val_interval": 2}
     assert found.param_scheduler[0].end == 60
     assert found.param_scheduler[1].milestones == [8, 11]
     assert found.optim_wrapper.type == "AmpOptimWrapper"
@@ -37,8 +37,9 @@ def test_the_schedule_is_stretched_to_the_recipes_length() -> None:
     assert longer.train_cfg.max_epochs == 36
     assert longer.param_scheduler[0].end == 180
     assert (longer.param_scheduler[1].milestones, longer.param_scheduler[1].end) == ([24, 33], 36)
-    short = _settings({"epochs": "30 steps"}, 30)
-    assert short.train_cfg == {"type": "IterBasedTrainLoop", "max_iters": 30, "val_interval": 20}
+    assert longer.default_hooks.checkpoint is None  # a run is resumed from checkpoints of its own
+    short = _settings({"epochs": "30 steps"}, 30, default_hooks={"checkpoint": {"type": "CheckpointHook"}})
+    assert short.train_cfg == {"type": "ResumableIterLoop", "max_iters": 30, "val_interval": 20}
     assert short.param_scheduler[0].end == 15
     assert (short.param_scheduler[1].milestones, short.param_scheduler[1].end) == ([20, 28], 30)
     assert not any(s.by_epoch for s in short.param_scheduler)

@@ -60,6 +60,20 @@ def test_group_that_is_wrong_at_its_chosen_width_is_refused_and_the_budget_is_me
         assert torch.allclose(pruned.model(x), zeroed, atol=1e-5)
 
 
+def test_tradeoff_verifies_the_plan_of_each_budget() -> None:
+    width = chosen_width(WrongAtOneWidth(-1, True), RECIPE)
+    model, x = WrongAtOneWidth(width, True), torch.randn(16, 8)
+    curve = compress.tradeoff(model, RECIPE, ["90%", "60%", "40%"], example_inputs=x, quiet=True)
+    for point in curve:
+        is_refused = "first" not in point.plan.keep
+        assert is_refused == (point.budget.macs == 0.6)
+        assert is_refused == any(note.startswith("first stays whole") for note in point.report.notes)
+        assert point.report.pruned.macs <= point.budget.macs * curve.dense.macs
+        with torch.no_grad():
+            zeroed = point.plan.zero_(copy.deepcopy(model))(x)
+            assert torch.allclose(point.model(x), zeroed, atol=1e-5)
+
+
 def test_preview_and_session_verify_the_plan_as_well() -> None:
     width = chosen_width(WrongAtOneWidth(-1, True), RECIPE)
     model = WrongAtOneWidth(width, True)
@@ -109,3 +123,11 @@ def test_budget_that_cannot_be_met_without_the_refused_group_says_so() -> None:
     model = WrongAtOneWidth(chosen_width(WrongAtOneWidth(-1, False), recipe), False)
     with pytest.raises(compress.BudgetError, match=r"cannot be reached.*zeroed and sliced outputs differ"):
         compress.prune(model, recipe, example_inputs=torch.randn(4, 8), quiet=True)
+
+
+@pytest.mark.parametrize("pattern", ["first", "re:fir.*"])
+def test_bounds_of_a_group_that_is_refused_at_its_chosen_width_do_not_end_the_run(pattern: str) -> None:
+    recipe = {**RECIPE, "target": {"bounds": {pattern: {"least": 21, "most": 21}}}}
+    pruned = compress.prune(WrongAtOneWidth(21, True), recipe, example_inputs=torch.randn(4, 8), quiet=True)
+    assert pruned.plan.keep.keys() == {"second"} and pruned.report.pruned.macs <= 0.6 * pruned.report.dense.macs
+    assert any(note.startswith("first stays whole: at the chosen widths") for note in pruned.report.notes)

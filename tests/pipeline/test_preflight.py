@@ -189,7 +189,7 @@ def test_ignored_targets_serve_with_every_option() -> None:
 
 def test_regression_is_not_taken_for_classes() -> None:
     pairs = [(torch.randn(8, 1, 8, 8), torch.rand(8))]
-    refused("targets: expected class numbers; got fractions. Classification is not for regression", train=pairs)
+    refused("targets: expected class numbers; got fractions. If the network predicts numbers, give", train=pairs)
 
 
 def test_mixing_of_mixed_targets_is_refused() -> None:

@@ -15,12 +15,12 @@ from helpers.recipe_files import write_recipe
     ("value", "left"), [("50%", 0.5), (0.5, 0.5), ("12.5%", 0.125), (" 7 %", 0.07), (1, 1.0), ("100%", 1.0)]
 )
 def test_what_is_left_is_a_fraction_or_a_percentage(value: Any, left: float) -> None:
-    assert Recipe.load({"budget": {"macs": value}}).budget.left == pytest.approx(left)
+    assert Recipe.load({"budget": {"macs": value}}).budget.macs == pytest.approx(left)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, "0%", -0.5, "150%", "half", "%", True, [0.5], float("nan"), "nan%", "inf%"])
 def test_other_budgets_are_errors(value: Any) -> None:
-    match = r'budget\.macs: expected what is left, as 0 < x <= 1 or "50%"; got '
+    match = r'budget\.macs: expected what is left, as 0 < x <= 1 or "50%", or at most 20M; got '
     with pytest.raises(RecipeError, match=match) as caught:
         Recipe.load({"budget": {"macs": value}})
     assert "Did you mean" not in str(caught.value)
@@ -64,3 +64,12 @@ def test_numbers_are_read_as_people_write_them(tmp_path: Path) -> None:
             Recipe.load({"budget": {"macs": 0.5}, "finetune": {"epochs": 3, "lr": bad}})
     with pytest.raises(RecipeError, match=r'finetune\.warmup: expected a fraction, as 0 <= x <= 1 or "10%"'):
         Recipe.load({"budget": {"macs": 0.5}, "finetune": {"epochs": 3, "warmup": 10}})
+
+
+def test_length_in_epochs_may_have_bounds_in_steps() -> None:
+    recipe = Recipe.load({"budget": 0.5, "finetune": {"epochs": "2 epochs, 50 to 300 steps"}})
+    assert [recipe.finetune.epochs.steps(size) for size in (3, 100, 1000)] == [50, 200, 300]  # type: ignore[union-attr]
+    assert Recipe.load(recipe.to_dict()) == recipe
+    for wrong in ("2 epochs, 300 to 50 steps", "20 steps, 50 to 300 steps", "2 epochs, 50 steps", "a, 5 to 6 steps"):
+        with pytest.raises(RecipeError, match=r"finetune\.epochs: expected "):
+            Recipe.load({"budget": 0.5, "finetune": {"epochs": wrong}})

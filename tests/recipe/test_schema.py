@@ -21,7 +21,7 @@ budget: {macs: 50%}
 search:
   method: random
 seed: 3
-compensate: true
+compensate: mean
 """
 
 DATA = {
@@ -29,7 +29,7 @@ DATA = {
     "budget": {"macs": "50%"},
     "search": {"method": "random"},
     "seed": 3,
-    "compensate": True,
+    "compensate": "mean",
 }
 
 
@@ -40,7 +40,7 @@ def test_yaml_dict_and_object_are_the_same(tmp_path: Path) -> None:
         budget=Budget(macs=0.5),
         search=RandomConfig(),
         seed=3,
-        compensate=True,
+        compensate="mean",
     )
     assert Recipe.load(path) == Recipe.load(str(path)) == Recipe.load(DATA) == recipe
     assert Recipe.load(recipe) is recipe
@@ -54,9 +54,11 @@ def test_recipe_goes_round_through_plain_data() -> None:
 
 def test_defaults_are_those_of_the_documentation() -> None:
     recipe = Recipe.load({"budget": {"params": 0.3}})
-    assert recipe.target == Target(channels=True, residual=False, attention=False, round_to=1, min_keep=2)
+    assert recipe.target == Target(channels=True, residual=False, attention="auto", round_to="auto", min_keep=2)
+    assert Recipe.load({"budget": 0.3, "target": "auto"}).target == recipe.target == Target()
+    assert Recipe.load({"budget": 0.3, "target": {"channels": True}}).target.attention is False
     assert (recipe.search.method, recipe.seed, recipe.compensate) == ("magnitude", 0, False)
-    assert (recipe.budget.unit, recipe.budget.left) == ("params", 0.3)
+    assert recipe.budget.limits == {"params": 0.3}
 
 
 def test_recipe_does_not_change() -> None:

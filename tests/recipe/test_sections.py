@@ -1,4 +1,4 @@
-"""Sections of a recipe: strict types, one budget, bounds."""
+"""Sections of a recipe: strict types, bounds."""
 
 from __future__ import annotations
 
@@ -11,19 +11,6 @@ def test_types_are_strict() -> None:
     for target in ({"residual": 1}, {"residual": "yes"}, {"round_to": 2.0}, {"round_to": True}, {"exclude": "stem"}):
         with pytest.raises(RecipeError, match=rf"target\.{next(iter(target))}: "):
             Recipe.load({"budget": {"macs": 0.5}, "target": target})
-
-
-def test_budget_is_exactly_one() -> None:
-    with pytest.raises(
-        RecipeError, match="budget: expected exactly one of macs, params, dims, latency, auto; got macs and params"
-    ):
-        Recipe.load({"budget": {"macs": 0.5, "params": 0.5}})
-    with pytest.raises(
-        RecipeError, match="budget: expected exactly one of macs, params, dims, latency, auto; got none"
-    ):
-        Recipe.load({"budget": {}})
-    with pytest.raises(RecipeError, match="budget: required but missing"):
-        Recipe.load({})
 
 
 def test_bounds_are_dimensions_or_parts() -> None:

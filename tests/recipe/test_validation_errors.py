@@ -33,7 +33,7 @@ def test_all_problems_of_a_recipe_are_reported_at_once(tmp_path: Path) -> None:
     assert "5 problems" in message
     for part in (
         "budget.macs (line 1, column 10)",
-        "target.round_to (line 2, column 10): input should be greater than or equal to 1; got 0",
+        "target.round_to (line 2, column 10): expected auto, or a number of dimensions such as 8; got 0",
         "target.min_keep (line 2, column 23)",
         "target.chanels (line 2, column 38)",
         "compensate (line 3, column 1)",
@@ -47,17 +47,17 @@ def test_wrong_words_of_a_choice_are_answered_with_the_nearest(tmp_path: Path) -
     with pytest.raises(RecipeError) as caught:
         Recipe.load(write_recipe(tmp_path, text))
     assert (
-        "search.penalty (line 2, column 38): expected one of l1, macs, latency, l1_split, l0_split; got 'macz'. Did you"
+        "penalty (line 2, column 38): expected one of l1, macs, latency, l1_split, l0_split, tl1_split; got 'macz'."
         in str(caught.value)
     )
     assert (
         "finetune.schedule (line 5, column 3): expected one of cosine, step, constant; got 'cosin'. Did you mean c"
         in str(caught.value)
     )
-    with pytest.raises(RecipeError, match="search: expected a method and its settings"):
-        Recipe.load({"budget": {"macs": 0.5}, "search": "netslim"})
-    with pytest.raises(RecipeError, match=r"search\.epochs: required but missing"):
-        Recipe.load({"budget": {"macs": 0.5}, "search": {"method": "netslim"}})
+    with pytest.raises(RecipeError, match="search: expected a method, as netslim, or one with settings"):
+        Recipe.load({"budget": {"macs": 0.5}, "search": ["netslim"]})
+    with pytest.raises(RecipeError, match=r"search\.method: expected one of .*; got 'netslm'\. Did you mean netslim"):
+        Recipe.load({"budget": {"macs": 0.5}, "search": "netslm"})
     with pytest.raises(RecipeError, match=r"search\.epochs: expected one of method, ranking; got 'epochs'"):
         Recipe.load({"budget": {"macs": 0.5}, "search": {"method": "magnitude", "epochs": 3}})
 
@@ -94,3 +94,15 @@ def test_mutated_recipes_name_the_place(name: str, tmp_path: Path) -> None:
 def test_words_of_other_libraries_and_keys_in_another_section_get_a_hint(recipe: dict[str, Any], match: str) -> None:
     with pytest.raises(RecipeError, match=match):
         Recipe.load({"budget": {"macs": "50%"}} | recipe)
+
+
+def test_length_in_steps_is_explained() -> None:
+    budget = {"macs": 0.5}
+    with pytest.raises(RecipeError, match=r"search\.steps: .*A length in steps is written as epochs: 20 steps\."):
+        Recipe.load({"budget": budget, "search": {"method": "netslim", "steps": 20}})
+    with pytest.raises(RecipeError, match=r"finetune\.max_steps: .*written as epochs: 300 steps\."):
+        Recipe.load({"budget": budget, "finetune": {"max_steps": "many"}})
+    assert Recipe.load({"budget": budget, "finetune": {"epochs": "20 steps"}}).finetune.epochs.steps(None) == 20
+    with pytest.raises(RecipeError) as caught:  # magnitude has no length
+        Recipe.load({"budget": budget, "search": {"method": "magnitude", "steps": 20}})
+    assert "A length in steps" not in str(caught.value)

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 import compress.report.charts
+from compress.report.operation_table import OperationRow
 from compress.report.page import render_page
 from helpers.pages import REPORTS, Document, drawn, made_up, outlines, svg_of
 
@@ -91,9 +92,46 @@ def test_importance_of_all_groups_is_relative_to_each_ones_mean() -> None:
 
 
 def test_page_says_which_groups_have_their_own_chart() -> None:
-    words = "Of 150 groups, the 9 widest are also shown one by one."
+    words = "Of 150 groups, 9 are also shown one by one: every kind, from the first to the last. The table has all."
     assert drawn("many groups").count(words) == 2  # importance and scores
-    assert "widest" not in drawn("full")
+    assert "one by one" not in drawn("full")
+
+
+def test_single_charts_show_narrow_kinds_as_well_and_name_the_kind() -> None:
+    report = made_up(40)
+    for row, (kind, part) in zip(
+        report.groups, 2 * [("attention", "qk"), ("attention", "v"), ("heads", "")], strict=False
+    ):
+        row.kind, row.attention_part = kind, part  # the first six, which are the narrowest
+    captions = [text for _, text in Document(render_page(report)).all("figcaption")]
+    expected = {0: "attention qk", 1: "attention v", 2: "heads", 3: "attention qk", 4: "attention v", 5: "heads"}
+    expected |= {6: "channels", 22: "channels", 39: "channels"}
+    start = captions.index("all 40 groups, relative to the mean of each") + 1
+    assert captions[start : start + 10] == [
+        *(f"layer{i}.conv ({kind})" for i, kind in expected.items()), "search: all scores"
+    ]  # fmt: skip
+
+
+def test_single_charts_of_operations_are_counted_among_the_choices() -> None:
+    report = made_up(3)
+    strengths = {"conv": 0.6, "skip": 0.4}
+    report.operations = [OperationRow(f"edge{i}", 1, "conv", strengths, strengths, strengths) for i in range(14)]
+    report.scores = [
+        {
+            "stage": "operations",
+            "step": step,
+            "all": [0.4, 0.5, 0.6],
+            "groups": {f"edge{i}": [0.4, 0.5, 0.6] for i in range(9)},
+        }
+        for step in (0, 10)
+    ]
+    html = render_page(report)
+    assert "Of 14 choices, 9 are also shown one by one: from the first to the last. The table has all." in html
+    assert "edge8" in [text for _, text in Document(html).all("figcaption")]
+
+
+def test_swatch_of_a_legend_has_the_color_of_the_line() -> None:
+    assert '<i style="background:var(--text)"></i>median' in drawn("full")  # text in paragraphs is paler
 
 
 def test_curves_stay_below_the_upper_edge() -> None:
@@ -140,3 +178,26 @@ def test_page_does_not_change_the_settings_of_matplotlib() -> None:
         before = dict(matplotlib.rcParams)
         assert render_page(REPORTS["training-free"]) == expected
         assert dict(matplotlib.rcParams) == before
+
+
+def test_policy_charts_show_probabilities_and_numbers() -> None:
+    report = copy.deepcopy(REPORTS["training-free"])
+    for step, wide in ((0, 0.5), (10, 0.7), (20, 0.9)):
+        groups = {row.name: {"widths": [4, 8], "probabilities": [1 - wide, wide]} for row in report.groups}
+        numbers = {"reward": wide if step else None, "entropy": 1 - wide, "phi": 100 - step, "phi_range": [50, 100]}
+        report.scores.append({"stage": "search", "step": step, "policy": {"groups": groups, **numbers}})
+    html = render_page(report)
+    for row in report.groups:
+        label = f"Probabilities of the widths of {re.escape(row.name)} at step 20: 4 10%, 8 90%"
+        dark, light = (outlines_of_opacity(svg_of(html, label), opacity) for opacity in ("0.5", None))
+        assert dark and light
+    assert "0.7 at step 10, 0.9 at step 20" in svg_of(html, "Policy, search: reward, moving average")
+    assert "100 at step 0, 80 at step 20" in svg_of(html, "Policy, search: level of sharing")
+    captions = [text for _, text in Document(html).all("figcaption")]
+    assert "search: entropy" in captions and not any("cosine" in caption for caption in captions)
+
+
+def outlines_of_opacity(svg: str, opacity: str | None) -> list[str]:
+    """Return the filled areas of an opacity; None: those without one."""
+    areas = re.findall(r'<(?:path|use)[^>]*style="([^"]*fill: var\(--kept\)[^"]*)"', svg)
+    return [style for style in areas if (f"opacity: {opacity}" in style if opacity else "opacity" not in style)]

@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from datetime import datetime, timezone
 from html import unescape
 from pathlib import Path
@@ -79,6 +80,16 @@ def test_tiles_show_the_numbers_of_the_report() -> None:
     assert "38.42 ± 0.61 ms" in shown[2] and "22.17 ± 0.43 ms" in shown[2]
     assert re.findall(r"[\d.]+%", shown[3]) == ["93.72%", "94.14%", "61.21%", "93.72%"]
     assert re.findall(r"[\d.]+", shown[4].removeprefix("mAP")) == ["40.5", "41.25", "40.5"]
+
+
+def test_metrics_on_test_data_have_tiles_of_their_own() -> None:
+    report = replace(REPORTS["full"])
+    report.dense, report.pruned = replace(report.dense, test={"accuracy": 0.9}), replace(report.pruned)
+    report.pruned.test = {"accuracy": 0.8}
+    (card,) = re.findall(r'<div class="card">test accuracy.*?</div>', render_page(report))
+    assert re.findall(r">([\d.]+%)<", card) == ["80.00%", "90.00%", "80.00%"]
+    assert re.findall(r"width:([\d.]+)%", card) == ["90.0", "80.0"]
+    assert "test accuracy" not in drawn("full")
 
 
 def test_bars_are_as_long_as_the_numbers_say() -> None:

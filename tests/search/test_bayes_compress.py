@@ -64,7 +64,7 @@ def test_group_that_no_data_bend_goes_and_leaves_numbers() -> None:
     h[:, 1] = 0
     for _ in range(3):
         made.update_(h * 1e4, prune=True)
-        made.shrink_(1e-3)
+        made.shrink_(1e-3, 1.0)
         assert torch.isfinite(made.weight).all()
         assert all(torch.isfinite(v).all() for v in made.tensors())
     assert not made.weight[:, 1].any()
@@ -77,7 +77,7 @@ def test_proximal_step_minimises_the_group_lasso(structure: str) -> None:
     made, _ = layer(structure)
     (f,) = made.families
     w, t = made.weight.detach().clone(), 0.8
-    made.shrink_(t)
+    made.shrink_(t, 1.0)
     x = made.weight.detach()
     axes = [i for i, a in enumerate("ncmk") if a not in f]
     norm, size = (v.square().sum(axes, keepdim=True).sqrt() for v in (x, w))
@@ -253,6 +253,6 @@ def test_groups_of_a_structure_are_the_slices_that_the_table_names(structure: st
         with torch.no_grad():
             made.weight[tuple(index)] = 0
     before = made.weight.detach().clone()
-    made.shrink_(0.05)
+    made.shrink_(0.05, 1.0)
     same = (made.weight == 0) == (before == 0)
     assert same.all(), "a small step takes no group to zero, and what is zero stays"

@@ -294,3 +294,35 @@ def test_processes_share_what_they_saw() -> None:
 def test_impossible_settings_are_named(settings: dict[str, Any], match: str) -> None:
     with pytest.raises(compress.RecipeError, match=match):
         compress.Recipe.load({"budget": {"macs": 0.5}, "search": {"method": "bayesnas", "epochs": 1, **settings}})
+
+
+def test_slopes_are_those_of_the_network_that_the_curvature_is_of() -> None:
+    """In training mode the norm behind the scores divides by their common factor, so the slope of a switch is zero."""
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 5, 3), nn.BatchNorm2d(5), nn.ReLU(), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(5 * 16, 4)).double()
+    x, y = torch.randn(16, 3, 8, 8).double(), torch.randn(16, 4).double()
+    with torch.no_grad():
+        model[3].running_mean.normal_()
+        model[3].running_var.uniform_(0.1, 0.3)
+    cls = search_class("bayesnas")
+    settings = {"method": "bayesnas", "epochs": "2 steps", "iterations": 1, "gamma": 1e-4, "lr": 1e-12}
+    groups = compress.find_groups(model, x)
+    search: Any = cls(cls.Config.model_validate(settings), Job(model.train(), groups, RegressionTask(), 2))
+    search.iterations = replace(search.iterations, sampling_steps=2)
+    reference = copy.deepcopy(model).eval()
+    search.step((x, y))
+    slopes = search.gradient_sums["0"]
+    training_slopes = search.score_gradients((x, y))[1][0]
+
+    def loss_at(change: float, dimension: Any) -> float:
+        scores = reference.get_parameter("2.parametrizations.weight.0.scores.0")
+        with torch.no_grad():
+            scores.fill_(1)
+            scores[dimension] += change
+            return float(RegressionTask().loss(reference(x), (x, y)))
+
+    assert abs(float(training_slopes.sum())) < 1e-3 * abs(float(slopes.sum()))
+    for dimension in [slice(None), 0, 3]:
+        difference = (loss_at(1e-5, dimension) - loss_at(-1e-5, dimension)) / 2e-5
+        assert float(slopes[dimension].sum()) == pytest.approx(difference, rel=1e-4)

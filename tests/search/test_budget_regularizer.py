@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import compress
+from compress.budget import dense_costs
 from compress.data.split_halves import split_into_halves
 from helpers.bilevel import TWO_BATCH_METHODS, batch_pair, started_search
 from helpers.regression import with_useless_features
@@ -81,6 +82,7 @@ def test_rounds_of_search_end_at_zero_each(unit: str, monkeypatch: pytest.Monkey
     )
     run = Run(dense(), recipe, Engine(torch.device("cpu"), 0, ProgressDisplay(quiet=True)), UserInputs(train))
     run.find_groups = lambda: compress.find_groups(run.compact, run.example_inputs, recipe.target)  # type: ignore
+    run.engine.run_state.dense_costs = dense_costs(run.find_groups(), recipe.budget)
     x = torch.randn(8, 1, 8, 8)
     if unit == "latency":
 

@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 
 import compress
 from cases import CASES, build, groups_of
+from compress.recipe import Target
 from compress.search.base import Job, search_class
 from compress.search.bayes import curvature
 from compress.search.bayes.evidence import (
     ZERO_ENTROPY_VARIANCE,
     Evidence,
+    Predecessors,
     find_predecessors,
     harmonic_sum,
     score_evidence,
@@ -69,6 +72,19 @@ def test_iterated_evidence_is_sparse_bayesian_regression() -> None:
     assert torch.allclose(gamma[live], (mean.square() + variance)[live], rtol=1e-3), "the EM fixed point"
 
 
+def test_rule_of_the_entropy_at_the_fixed_point_is_the_one_in_the_guide() -> None:
+    """gamma = w'^2 - 1 / H: a score of 0.242 or less is dropped whatever H, a score of 1 if H <= 1.062."""
+    w = torch.linspace(0.05, 1.5, 30, dtype=torch.float64)[:, None].expand(30, 40).clone()
+    h = torch.logspace(-1, 4, 40, dtype=torch.float64).expand(30, 40).clone()
+    gamma = torch.ones_like(w)
+    for _ in range(20000):
+        gamma = score_evidence(w, torch.zeros_like(w), h, gamma)[1]
+    dropped, expected = gamma <= ZERO_ENTROPY_VARIANCE, w**2 - 1 / h <= ZERO_ENTROPY_VARIANCE
+    clear = (w**2 - 1 / h - ZERO_ENTROPY_VARIANCE).abs() > 1e-3
+    assert torch.equal(dropped[clear], expected[clear])
+    assert dropped[w[:, 0] <= 0.24].all() and not dropped[w[:, 0] > 0.25].all(1).any()
+
+
 def test_slope_counts_as_far_as_it_is_sure() -> None:
     assert torch.allclose(
         significant_gradient(grid(1, -1, 0.1, math.nan), grid(4, 4, 4, 4), 0.01), grid(0.6, -0.6, 0, 0)
@@ -82,7 +98,7 @@ def test_variances_in_a_row_are_as_good_as_the_worst() -> None:
 
 def test_dependency_is_a_2_14_with_the_switch_of_8() -> None:
     scores = {name: nn.Parameter(torch.ones(2, dtype=torch.float64)) for name in ("a", "b")}
-    known = Evidence(scores, {"a": [], "b": ["a"]})
+    known = Evidence(scores, {"a": Predecessors([]), "b": Predecessors(["a"])})
     w = {name: grid(1, 1) for name in scores}
     g = {name: grid(0, 0) for name in scores}
     h, switches, units = {"a": grid(50, 2), "b": grid(30, 7)}, grid(90, 60), {"a": grid(1)[0], "b": grid(2)[0]}
@@ -97,6 +113,13 @@ def test_dependency_is_a_2_14_with_the_switch_of_8() -> None:
     known.update_saliency_(w, g, {"a": grid(0, 0), "b": h["b"]}, 0.0)
     known.update_(w, g, switches, units, 0.0)
     assert known.gamma["b"].tolist() == [0, 0], "a layer whose inputs are all off is off"
+    known.predecessors = {"a": Predecessors([]), "b": Predecessors(["a"], unscored=True)}
+    known.update_saliency_(w, g, h, 0.0)
+    known.update_(w, g, switches, units, 0.0)
+    own = score_evidence(one, 0 * one, h["b"] / units["b"], known.gamma["b"])[1]
+    known.update_saliency_(w, g, {"a": grid(0, 0), "b": h["b"]}, 0.0)
+    known.update_(w, g, switches, units, 0.0)
+    assert 0 < float(known.gamma["b"].max()) < float(own.max()), "with the stem as its input it is not"
 
 
 class Regression(RegressionTask):
@@ -154,18 +177,18 @@ def test_predecessors_feed_all_that_writes_a_group(name: str) -> None:
     model, groups = build(case), groups_of(name)
     found = find_predecessors(model, groups)
     assert set(found) == {g.name for g in groups}
-    assert any(found.values())
+    assert any(before.groups for before in found.values())
     weights = dict(model.named_parameters())
     for group, before in found.items():
         reading = {(s.tensor, s.dim): set() for g in groups for s in g.gated_slots}
         for g in groups:
             for s in g.gated_slots:
                 reading[s.tensor, s.dim] |= {(g.name, i) for i in s.index.flatten().tolist()}
-        for slot in groups[group].output_slots if before else ():
+        for slot in groups[group].output_slots if before.groups and not before.unscored else ():
             weight = weights.get(slot.tensor)
             if weight is not None and weight.ndim > 1 and weight.shape[1] > 1:
                 here = reading[slot.tensor, 1 - slot.dim]
-                assert {i for n, i in here if n in before} == set(range(weight.shape[1 - slot.dim]))
+                assert {i for n, i in here if n in before.groups} == set(range(weight.shape[1 - slot.dim]))
 
 
 def test_predecessors_pass_through_depthwise_layers_and_stop_at_what_else_feeds() -> None:
@@ -182,4 +205,25 @@ def test_predecessors_pass_through_depthwise_layers_and_stop_at_what_else_feeds(
 
     model = Net()
     groups = compress.find_groups(model, torch.randn(1, 3, 8, 8))
-    assert find_predecessors(model, groups) == {"a": [], "b": ["a"], "c": ["b"], "d": []}
+    assert find_predecessors(model, groups) == {
+        "a": Predecessors([], unscored=True),
+        "b": Predecessors(["a"]),
+        "c": Predecessors(["b"]),
+        "d": Predecessors(["c"], unscored=True),
+    }
+
+
+def test_blocks_of_a_plain_resnet_feed_each_other_through_streams_that_are_not_cut() -> None:
+    """A block reads the stem and what all earlier blocks of the network wrote to its stream."""
+    model = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [2, 2, 1, 1], num_classes=4).eval()
+    for target, count in ((Target(), 6), (Target(residual=True), 10)):
+        groups = compress.find_groups(model, torch.randn(1, 3, 32, 32), target)
+        found = find_predecessors(model, groups)
+        assert len(found) == count
+        if not target.residual:
+            blocks = [f"layer{i}.{j}.conv1" for i, j in ((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (4, 0))]
+            assert all(before.unscored for before in found.values()), "the stem has no score"
+            for i, name in enumerate(blocks):
+                assert sorted(found[name].groups) == blocks[:i]
+        else:
+            assert found["layer2.1.conv1"] == Predecessors(["layer2.0.conv2"])

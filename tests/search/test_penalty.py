@@ -19,7 +19,12 @@ from compress.progress import ProgressDisplay
 from compress.recipe import Recipe, Timing
 from compress.search.base import Job, search_class
 from compress.search.score_training.penalty import Penalty
-from compress.search.score_training.regularizer import hard_threshold, soft_threshold
+from compress.search.score_training.regularizer import (
+    hard_threshold,
+    soft_threshold,
+    transformed_l1,
+    transformed_l1_threshold,
+)
 from helpers.bilevel import TWO_BATCH_METHODS, as_leaves, batch_pair, started_search
 from helpers.bilevel import small_convolutions as small
 from helpers.digits import dense, loaders
@@ -80,7 +85,7 @@ def test_measured_time_is_the_price_of_the_latency_penalty() -> None:
     model = timed_network(VirtualClock())
     groups = compress.find_groups(model, torch.randn(2, 8))
     config = search_class("darts1").Config.model_validate(
-        {"method": "darts1", "epochs": 1, "gamma": 0.5, "penalty": "latency"}
+        {"method": "darts1", "epochs": 1, "gamma": 0.5, "penalty": "latency", "costs": False}
     )
     search: Any = search_class("darts1")(
         config, Job(model, groups, RegressionTask(), 3, dimension_times=lambda: {"first": 0.003, "second": 0.001})
@@ -113,11 +118,11 @@ def test_budget_regularizer_ends_where_a_latency_budget_will_cut(part: float) ->
             "budget": {"latency": part},
             "search": {"method": "netslim", "epochs": "40 steps", "lr": 0.01},
             "timing": {"repeats": 4},
+            "target": {"round_to": 1},
         }
     )
-    line = PruningSchedule(
-        recipe, groups, shared_copy(model), model, x, None, 0, ProgressDisplay(quiet=True), clock=clock
-    )
+    here = (shared_copy(model), model, x, None, 0, ProgressDisplay(quiet=True))
+    line = PruningSchedule(recipe, groups, *here, clock=clock, limits={"latency": part})
     reference = shared_copy(model)
     search: Any = search_class("netslim")(recipe.search, Job(model, groups, RegressionTask(), 40, schedule=line))
     y = torch.randn(16, 4, dtype=torch.float64)
@@ -210,7 +215,7 @@ def test_times_of_a_budget_of_latency_are_kept_for_a_resumed_search() -> None:
     model, x = timed_network(clock), torch.randn(2, 8)
     groups = compress.find_groups(model, x)
     here = (shared_copy(model), model, x, None, 0, ProgressDisplay(quiet=True))
-    line = PruningSchedule(recipe, groups, *here, clock=clock)
+    line = PruningSchedule(recipe, groups, *here, clock=clock, limits={"latency": 0.5})
     search: Any = search_class("netslim")(recipe.search, Job(model, groups, RegressionTask(), 40, schedule=line))
     times = search.state()["times"]
     assert times.isnan().all()
@@ -247,7 +252,7 @@ def test_learned_budget_is_read_and_written_and_shown() -> None:
     recipe = Recipe.load({"budget": "auto", "search": search})
     assert Recipe.load(recipe.model_dump(mode="json", exclude_none=True)) == recipe
     with pytest.raises(
-        compress.RecipeError, match=r"budget: expected auto, or what is left, as {macs: 50%}; got 'atuo'"
+        compress.RecipeError, match=r"budget: expected auto, or what is left, as 50% .*; got 'atuo'\. Did you mean auto"
     ):
         Recipe.load({"budget": "atuo", "search": search})
     with pytest.raises(compress.RecipeError, match="cannot be divided into rounds"):
@@ -315,13 +320,24 @@ def test_thresholding_minimises_by_brute_force(t: float) -> None:
         assert float(grid[(t * (grid != 0) + bond).argmin()]) == pytest.approx(float(hard), abs=2e-4)
 
 
-@pytest.mark.parametrize("penalty", ["l1_split", "l0_split"])
+@pytest.mark.parametrize("t", [0.05, 0.25, 0.6, 2.0])
+def test_threshold_of_transformed_l1_minimises_by_brute_force(t: float) -> None:
+    candidates = torch.linspace(-4, 4, 80001, dtype=torch.float64)
+    values = torch.linspace(-3, 3, 61, dtype=torch.float64)
+    best = t * transformed_l1(candidates) + (candidates - values[:, None]) ** 2 / 2
+    found = transformed_l1_threshold(values, t)
+    assert ((t * transformed_l1(found) + (found - values) ** 2 / 2) <= best.min(1).values + 1e-8).all()
+    assert (found == 0).any() and (found != 0).any()
+
+
+@pytest.mark.parametrize("penalty", ["l1_split", "l0_split", "tl1_split"])
 def test_splitting_draws_scores_to_their_sparse_copy(penalty: str) -> None:
     search = started_search("darts1", penalty=penalty, split=0.5)
     before, sparse = as_leaves(search.alpha), [v.clone() for v in search.regularizer.sparse_copies]
     gradients = [torch.ones_like(a) for a in search.alpha]
     search.step_scores(gradients)
-    threshold = soft_threshold if penalty == "l1_split" else hard_threshold
+    thresholds = {"l1_split": soft_threshold, "l0_split": hard_threshold, "tl1_split": transformed_l1_threshold}
+    threshold = thresholds[penalty]
     for a, b, v, s in zip(search.alpha, before, search.regularizer.sparse_copies, sparse, strict=True):
         assert torch.allclose(a, b - 0.05 * (1 + 0.5 * (b - s)), atol=1e-12)
         assert torch.equal(v, threshold(a.detach(), 0.2 / 0.5))

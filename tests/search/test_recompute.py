@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -129,3 +131,14 @@ def test_activations_that_change_before_the_backward_pass_are_an_error_as_withou
         output = Wrong()(x)
     with pytest.raises(RuntimeError, match="a tensor needed for the gradient was changed in place"):
         output.sum().backward()
+
+
+@pytest.mark.parametrize("function", [torch.softmax, torch.sigmoid, torch.relu, torch.exp], ids=lambda f: f.__name__)
+def test_results_that_no_backward_pass_reaches_are_freed(function: Any) -> None:
+    x = torch.randn(8, requires_grad=True)
+    with recompute_gated_weights(nn.Identity()):
+        y = function(x, 0) if function is torch.softmax else function(x)
+    alive = weakref.ref(y)
+    del y
+    gc.collect()
+    assert alive() is None

@@ -38,7 +38,8 @@ from compress.surgery import nonzero_spans
 from compress.training import lr_factor, make_optimizer, set_lr_
 
 from ..base import Job, Search, register_search
-from ..score_training.regularizer import effective_lr
+from ..score_training.regularizer import proximal_rates
+from ..task_gradients import clip_and_step, set_task_gradients_
 from .curvature import (
     SAMPLES_PER_PASS,
     clamp_curvature,
@@ -115,31 +116,16 @@ class BayesCompress(Search):
         self.gauss_newton = job.task.can_draw
 
     def step(self, batch: Any) -> dict[str, Tensor]:
-        task, distill = self.job.task, self.config.distill
         set_lr_(self.optimizer, lr_factor(self.config, self.done, self.job.steps))
         self.done += 1
         self._sample_and_update(batch)
-
-        def loss_terms(micro_batch: Any) -> dict[str, Tensor]:
-            outputs = task.forward(self.job.model, micro_batch)
-            terms = {"task": task.loss(outputs, micro_batch)}
-            if distill is not None:
-                teacher_outputs = self.job.teacher_outputs(micro_batch)
-                terms["distil"] = distill.weight * task.distil(outputs, teacher_outputs, distill.temperature)
-            return terms
-
-        counts = {"task": task.count_targets}
-        result = self.job.gradient_computer.gradients(loss_terms, batch, self.weights, counts=counts)
-        for p, g, unused in zip(self.weights, result.gradients, result.unused, strict=True):
-            p.grad = None if unused else g
-        if self.config.clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.weights, self.config.clip)
-        self.optimizer.step()
-        eta = effective_lr(self.optimizer)
-        for layer in self.layers.values():
-            layer.shrink_(eta * self.config.gamma)
+        loss = set_task_gradients_(self.job, self.weights, batch, self.config.distill)
+        clip_and_step(self.optimizer, self.weights, self.config.clip)
+        rates = proximal_rates(self.optimizer, [layer.weight for layer in self.layers.values()])
+        for layer, rate in zip(self.layers.values(), rates, strict=True):
+            layer.shrink_(self.config.gamma, rate)
         penalty = self.config.gamma * torch.stack([layer.penalty() for layer in self.layers.values()]).sum()
-        return {"loss": result.loss + penalty, "task": result.loss, "penalty": penalty}
+        return {"loss": loss + penalty, "task": loss, "penalty": penalty}
 
     def importance(self) -> dict[str, Tensor]:
         """Return the importance of each dimension: the least of its filters, at most the sum over its readers."""

@@ -7,7 +7,8 @@ score of a dimension in place of that of an edge. Weights and scores are trained
 
 where `gamma` is the paper's sparsity intensity lambda_w, proximal steps reach zero, and weight decay is the recipe's.
 At the end of each outer iteration, one per epoch, the curvature of the scores is estimated on a few samples
-(curvature.py), and the variances of the priors, which are the importance, are updated (evidence.py). With
+(curvature.py), in eval mode like their slopes, and the variances of the priors, which are the importance, are updated
+(evidence.py). With
 `budget: auto` a dimension with ln(2 pi e variance) / 2 <= 0 is dropped then, at most half of a group in an iteration
 unless its saliency is negligible; with a budget, the budget decides by the variances.
 
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from compress.data import derive_seed
 from compress.distributed import all_reduce_mean_, world_size
+from compress.modules import module_mode
 from compress.recipe import HasKind, Ranking
 
 from ..base import Job, register_search
@@ -37,7 +39,7 @@ from ..score_training.penalty import Penalty, relative_costs
 from ..score_training.regularizer import ScorePositions, ScoreRegularizer
 from .curvature import Curvature, CurvatureKind, count_samples, describe_clamped, describe_kind
 from .evidence import Evidence, find_predecessors
-from .outer_iterations import MIN_SAMPLES, SAMPLE_FRACTION, OuterIterations
+from .outer_iterations import MIN_SAMPLES, SAMPLE_FRACTION, SAMPLING_FRACTION, OuterIterations
 
 SMALLEST_LAMBDA = 1e-12
 NEGLIGIBLE_SALIENCY = 0.01  # of lambda: dimensions below it are dropped at once, however many they are
@@ -112,7 +114,8 @@ class Bayesnas(ScoredSearch):
         iterations = OuterIterations.of(job, config.iterations)
         if config.gamma == "auto":  # as often as the budget regularizer chooses the dimensions to drop
             period = max(1, job.steps // MASK_UPDATES)
-            iterations = replace(iterations, period=period, sampling_steps=period)
+            sampling_steps = max(1, round(SAMPLING_FRACTION * period))
+            iterations = replace(iterations, period=period, sampling_steps=sampling_steps)
         self.iterations = iterations
         self.sampling_steps = max(1, job.steps // iterations.period) * iterations.sampling_steps / iterations.count
 
@@ -135,7 +138,8 @@ class Bayesnas(ScoredSearch):
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         self.begin_step()
-        terms = self.step_jointly(batch, lambda score_gradients: self._sample_and_update(batch, score_gradients))
+        self._sample_and_update(batch)
+        terms = self.step_jointly(batch)
         with torch.no_grad():
             for name, a in self.evidence.scores.items():
                 a.masked_fill_(self.dropped[name] > 0, 0)
@@ -186,15 +190,21 @@ class Bayesnas(ScoredSearch):
         )
 
     @torch.no_grad()
-    def _sample_and_update(self, batch: Any, score_gradients: Sequence[Tensor]) -> None:
-        """Sample the curvature and update the priors, in the steps in which either is due."""
+    def _sample_and_update(self, batch: Any) -> None:
+        """Sample slopes and curvature, both in eval mode, and update the priors, in the steps in which either is due.
+
+        In training mode a batch norm divides by what the scores of its input have in common, and the slope of a switch
+        would be zero.
+        """
         if self.done == 1 and self.job.schedule is None:
             self._sample(batch, MIN_SAMPLES)
             curvatures = zip(self.curvature.mean()[0].values(), self.base_costs.values(), strict=True)
             self.median_gamma.copy_(torch.cat([h / cost for h, cost in curvatures]).median())
             self.curvature.clear_()
         if self.iterations.is_sampling_step(self.done):
-            for (name, a), g in zip(self.evidence.scores.items(), score_gradients, strict=True):
+            with module_mode(self.job.model, training=False), torch.enable_grad():
+                slopes = self.score_gradients(batch)[1]
+            for (name, a), g in zip(self.evidence.scores.items(), slopes, strict=True):
                 self.gradient_sums[name].add_(g)
                 self.score_sums[name].add_(a)
             self.steps_seen.add_(1)

@@ -13,30 +13,34 @@ paper multiplies the penalty by lambda and leaves the curvature alone, so that (
 
 w minimizes the quadratic model around the trained score: where the loss is flat, training moves a score too slowly for
 the trained value to be meaningful (s would grow as the curvature falls). Without predecessors the fixed point is that
-of sparse Bayesian regression, gamma = w'^2 - 1 / H with w' = w - g / H, and zero where w'^2 H <= 1: a score is dropped
-if the loss would rise by less than lambda / 2 without it. A score without curvature has no evidence, and variance zero.
+of sparse Bayesian regression, gamma = w'^2 - 1 / H with w' = w - g / H, and zero where w'^2 H <= 1. A score is dropped
+where gamma <= 1 / (2 pi e): near w' = 1 if the loss would rise by less than about lambda / 2 without it, and for
+|w'| <= 0.242 whatever the curvature. A score without curvature has no evidence, and variance zero.
 The saliency of a score is w'^2 H, twice the rise of the loss without it.
 
 The switch of a group is a factor that all its scores have in common. It lets a whole branch be dropped where no single
-dimension would be. It is not trained; the scores absorb it. The predecessors of a group are the groups that are inputs
-of the layers that write it; a group whose layers have any other input has none.
+dimension would be. It is not trained; the scores absorb it. The predecessors of a group are the groups that feed the
+layers that write it, directly or through residual streams that are not cut. Other inputs of these layers, such as the
+stem on such a stream, have no score; together they count as one more predecessor, with a score of one and s = 1.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from compress.graph import Groups
+from compress.graph import Group, Groups
 
 from ..score_training.regularizer import soft_threshold
 from .curvature import clamp_curvature
 
 GroupValues = Mapping[str, Tensor]  # by group
 ZERO_ENTROPY_VARIANCE = 1 / (2 * math.pi * math.e)  # where the entropy ln(2 pi e gamma) / 2 of the prior is zero
+UNSCORED_VARIANCE = 1.0  # of an input without a score: the square of a score of one
 
 
 def penalty_weight(gamma: Tensor, h: Tensor) -> Tensor:
@@ -78,10 +82,17 @@ def harmonic_sum(*variances: Tensor) -> Tensor:
     return 1 / total
 
 
+class Predecessors(NamedTuple):
+    """Groups and other inputs that feed the layers which write a group."""
+
+    groups: list[str]
+    unscored: bool = False  # whether they have other inputs as well, such as the stem of a residual stream
+
+
 class Evidence:
     """Variance gamma and penalty weight omega of every score, and the variance of every group's switch."""
 
-    def __init__(self, scores: Mapping[str, nn.Parameter], predecessors: Mapping[str, list[str]]) -> None:
+    def __init__(self, scores: Mapping[str, nn.Parameter], predecessors: Mapping[str, Predecessors]) -> None:
         self.scores, self.predecessors = scores, predecessors
         self.gamma, self.omega, self.saliency, self.curvature, self.gradient = (
             {name: torch.ones_like(a, requires_grad=False) for name, a in scores.items()} for _ in range(5)
@@ -133,35 +144,61 @@ class Evidence:
             self.switch_variance[i].copy_(switch)
             s[name] = harmonic_sum(switch, own)
         for name, own in s.items():
-            inputs = [s[other].sum() for other in self.predecessors[name]]
-            self.gamma[name].copy_(harmonic_sum(torch.stack(inputs).sum(), own) if inputs else own)
+            before = self.predecessors[name]
+            inputs = [s[other].sum() for other in before.groups]
+            unscored = UNSCORED_VARIANCE if before.unscored else 0.0
+            self.gamma[name].copy_(harmonic_sum(torch.stack(inputs).sum() + unscored, own) if inputs else own)
 
     def low_entropy(self) -> dict[str, Tensor]:
         """Return where the entropy of the prior is not above zero, by group."""
         return {name: gamma <= ZERO_ENTROPY_VARIANCE for name, gamma in self.gamma.items()}
 
 
-def find_predecessors(model: nn.Module, groups: Groups) -> dict[str, list[str]]:
-    """Return the groups that are inputs of the layers which write each group; none if a layer has other inputs."""
-    modules = dict(model.named_modules())
-    tensors = dict(model.named_parameters())
-    inputs_of: dict[tuple[str, int], dict[str, int]] = {}  # (weight, dim) -> group -> number of its positions there
-    for group in groups:
-        for slot in group.gated_slots if not group.gated_on_output else ():
-            inputs_of.setdefault((slot.tensor, slot.dim), {})[group.name] = slot.index.size
-    predecessors: dict[str, list[str]] = {}
-    for group in groups:
-        names: dict[str, None] = {}  # an ordered set
+def find_predecessors(model: nn.Module, groups: Groups) -> dict[str, Predecessors]:
+    """Return the groups that feed the layers which write each group, directly or through streams that are not cut.
+
+    What later layers write to such a stream is not among them; groups are in the order of the run.
+    """
+    modules, tensors = dict(model.named_modules()), dict(model.named_parameters())
+    scored_inputs, uncut_inputs = (_inputs_of_layers(some) for some in (groups.offered, groups.uncut))
+    uncut, order = {group.name: group for group in groups.uncut}, [group.name for group in groups]
+
+    def collect(group: Group, names: dict[str, None], seen: set[str]) -> bool:
+        """Add the predecessors of a group to `names`; return whether a part of the input has no score."""
+        unscored = False
         for slot in group.output_slots:
             weight, layer = tensors.get(slot.tensor), modules[slot.tensor.rpartition(".")[0]]
             if weight is None or weight.ndim < 2 or slot.dim > 1:
                 continue
-            if getattr(layer, "groups", 1) > 1 and weight.shape[1] == 1:  # depthwise: the group passes through it
+            if getattr(layer, "groups", 1) > 1:
+                unscored |= weight.shape[1] > 1  # a group passes through a depthwise layer
                 continue
-            inputs = inputs_of.get((slot.tensor, 1 - slot.dim), {})
-            if getattr(layer, "groups", 1) > 1 or sum(inputs.values()) < weight.shape[1 - slot.dim]:
-                names = {}
-                break
-            names |= dict.fromkeys(inputs)
-        predecessors[group.name] = [name for name in names if name != group.name]
+            key = (slot.tensor, 1 - slot.dim)
+            scored, streams = scored_inputs.get(key, {}), uncut_inputs.get(key, {})
+            names |= dict.fromkeys(scored)
+            unscored |= sum([*scored.values(), *streams.values()]) < weight.shape[1 - slot.dim]
+            for stream in streams:
+                if stream not in seen:
+                    seen.add(stream)
+                    unscored |= collect(uncut[stream], names, seen)
+        return unscored
+
+    predecessors = {}
+    for group in groups:
+        names: dict[str, None] = {}  # an ordered set
+        seen: set[str] = set()
+        unscored = collect(group, names, seen)
+        earlier = order[: order.index(group.name)] if seen else order
+        predecessors[group.name] = Predecessors(
+            [name for name in names if name != group.name and name in earlier], unscored
+        )
     return predecessors
+
+
+def _inputs_of_layers(groups: Iterable[Group]) -> dict[tuple[str, int], dict[str, int]]:
+    """Return (weight, dim) -> group -> number of its positions there, for the layers that read groups."""
+    inputs: dict[tuple[str, int], dict[str, int]] = {}
+    for group in groups:
+        for slot in group.gated_slots if not group.gated_on_output else ():
+            inputs.setdefault((slot.tensor, slot.dim), {})[group.name] = slot.index.size
+    return inputs

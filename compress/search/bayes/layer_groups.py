@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
+from ..score_training.regularizer import group_soft_threshold
 from .structures import as_ncmk, group_sums
 
 SMALLEST = 1e-30  # to divide by in place of zero
@@ -26,13 +29,13 @@ class LayerGroups:
         return [self.squared_gradients, *(table[family] for table in tables for family in self.families)]
 
     @torch.no_grad()
-    def shrink_(self, step: float) -> None:
-        """Make the proximal step of each family; pruned groups stay at zero."""
+    def shrink_(self, gamma: float, rate: float | Tensor) -> None:
+        """Make the proximal step of each family, for the rates of `proximal_rates`; pruned groups stay at zero."""
         w = as_ncmk(self.weight.data)
+        rate = as_ncmk(rate) if isinstance(rate, Tensor) else rate
         for family in self.families:
-            norm = group_sums(w.square(), family).sqrt()
-            shrunk = (1 - step * self.omega[family] / norm.clamp_min(SMALLEST)).clamp_min(0)
-            w.mul_(shrunk * self.kept[family])
+            sums = functools.partial(group_sums, family=family)
+            w.copy_(group_soft_threshold(w, gamma * self.omega[family], rate, sums) * self.kept[family])
 
     def penalty(self) -> Tensor:
         """Return sum omega ||W||."""
@@ -60,7 +63,7 @@ class LayerGroups:
             if prune:
                 self.kept[f].mul_(1 - self._pruned_now(f, shrunk, force))
         if prune:
-            self.shrink_(0.0)
+            self.shrink_(0.0, 0.0)
 
     def _pruned_now(self, family: str, shrunk: Tensor, force: Tensor) -> Tensor:
         """Return 1 for groups to prune: where zero is the minimum, but not the better half of a family.

@@ -7,8 +7,12 @@ are
 
     omega = sqrt(sum over the group of alpha),  gamma = ||W||_2 / omega(t-1),  the same for all weights of the group
 
-so a rule only needs sums over the axes that are not named, kept as axes of size one. The rows and columns of
-`row_column` are separate groups, as the penalty of the table sums over both.
+so a rule only needs sums over the axes that are not named, kept as axes of size one.
+
+Structures (d) and (i) of the table, here `row_column` and `group_row_column`, differ: a group of the table is a row
+and a column that cross, with one norm and one omega for both, so that groups overlap. Here rows and columns are groups
+of their own, each with its omega. A kernel becomes smaller by whole rows and whole columns, which separate groups can
+remove one by one, and the proximal step has a closed form only for groups that do not overlap.
 """
 
 from __future__ import annotations

@@ -2,9 +2,11 @@
 
     l1        sum |alpha_i|
     macs      sum c_i |alpha_i|, c_i the multiply-adds that dimension i takes, 1 on average
-    latency   sum c_i |alpha_i|, c_i the time that dimension i takes, as measured, 1 on average (Xue 2022, 3.1.4)
+    latency   sum c_i |alpha_i|, c_i the time that dimension i takes, as measured, 1 on average (3.1.4 of Xue 2022 has
+              sum c_k softmax(alpha)_k instead, for operations of which one is chosen)
     l1_split  by relaxed variable splitting (Xue 2022, 2.1.2): alpha is drawn to v by split / 2 ||alpha - v||^2, and
-    l0_split  v = S(alpha, gamma / split) or H(alpha, gamma / split), which is exactly zero for small scores
+    l0_split  v = argmin gamma / split P(v) + ||alpha - v||^2 / 2, which is exactly zero for small scores
+    tl1_split P(v) = sum |v_i|, sum [v_i != 0], or transformed l1, sum 2 |v_i| / (1 + |v_i|)
 
 The first three are minimized by sub-gradient steps, which oscillate around zero, or with `proximal` by soft
 thresholding after the step on the loss, which reaches zero:
@@ -12,7 +14,8 @@ thresholding after the step on the loss, which reaches zero:
     alpha <- optimizer step on dL/dalpha + gamma c sign(alpha)
     alpha <- S(optimizer step on dL/dalpha, eta gamma c),  S(a, t) = sign(a) max(|a| - t, 0)
 
-where eta is the rate at which a steady gradient moves the scores: their learning rate, over 1 - momentum with SGD.
+where eta is the rate at which a steady gradient moves the scores: their learning rate, over 1 - momentum with SGD, and
+over the root of the mean squared gradient with Adam, so that the minimum is the same with every optimizer.
 """
 
 from __future__ import annotations
@@ -27,7 +30,13 @@ from torch import Tensor, nn, optim
 from compress.budget import UNITS
 
 from ..base import Job
-from .regularizer import ScorePositions, ScoreRegularizer, effective_lr, hard_threshold, soft_threshold
+from .regularizer import (
+    SPARSE_PENALTIES,
+    ScorePositions,
+    ScoreRegularizer,
+    proximal_rates,
+    soft_threshold,
+)
 
 
 class Penalty(ScoreRegularizer):
@@ -58,22 +67,20 @@ class Penalty(ScoreRegularizer):
                 a.grad = g if proximal else g + gamma * cost * a.sign()
         optimizer.step()
         if self.sparse_copies:
-            threshold = soft_threshold if self.config.penalty == "l1_split" else hard_threshold
+            threshold = SPARSE_PENALTIES[self.config.penalty.removesuffix("_split")].threshold
             for v, a in zip(self.sparse_copies, self.alpha, strict=True):
                 v.copy_(threshold(a, gamma / split))
         elif proximal:
-            eta = effective_lr(optimizer)
-            for a, cost in zip(self.alpha, self.costs, strict=True):
+            for a, cost, eta in zip(self.alpha, self.costs, proximal_rates(optimizer, self.alpha), strict=True):
                 a.copy_(soft_threshold(a, eta * gamma * cost))
         return self.value()
 
     @torch.no_grad()
     def value(self) -> Tensor:
         """Return gamma * P."""
+        size = SPARSE_PENALTIES[self.config.penalty.removesuffix("_split")].size if self.sparse_copies else torch.abs
         values: Sequence[Tensor] = self.sparse_copies or self.alpha
-        if self.config.penalty == "l0_split":
-            values = [(v != 0).to(v.dtype) for v in values]
-        sums = [(cost * v.abs()).sum() for cost, v in zip(self.costs, values, strict=True)]
+        sums = [(cost * size(v)).sum() for cost, v in zip(self.costs, values, strict=True)]
         gamma: float = self.config.gamma
         return gamma * torch.stack(sums).sum()
 

@@ -60,25 +60,26 @@ class _GatedWeightView:
 @contextmanager
 def recompute_gated_weights(model: nn.Module) -> Iterator[None]:
     """Let forward passes inside this context store no gated weights; the gradients are the same."""
-    # By the address of the storage, which is unique as long as the tensor lives.
+    # By the address of the storage object, which is unique as long as the tensor lives, also on the meta device.
     gated_weights: dict[int, tuple[weakref.ref[Tensor], _GatedWeight]] = {}
 
     def find(tensor: Tensor) -> _GatedWeight | None:
         if tensor.layout != torch.strided:
             return None
-        reference, gated_weight = gated_weights.get(tensor.untyped_storage().data_ptr(), (None, None))
+        reference, gated_weight = gated_weights.get(tensor.untyped_storage()._cdata, (None, None))
         return gated_weight if reference is not None and reference() is not None else None
 
     def record(gate: nn.Module, inputs: Any, output: Tensor) -> None:
         assert isinstance(gate, Gate)
         (weight,) = inputs
         gated_weight = _GatedWeight.of(gate, find(weight) or weight.detach())
-        gated_weights[output.untyped_storage().data_ptr()] = (weakref.ref(output), gated_weight)
+        gated_weights[output.untyped_storage()._cdata] = (weakref.ref(output), gated_weight)
 
     def pack(tensor: Tensor) -> Any:
         gated_weight = find(tensor)
         if gated_weight is None:
-            return tensor, tensor._version
+            # Detached: a result that its own operator saves (softmax, relu) is otherwise freed by a backward pass only.
+            return tensor.detach(), tensor._version
         return _GatedWeightView(gated_weight, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def unpack(saved: Any) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -29,7 +29,7 @@ class OptimizerOverrides(StrictModel):
     momentum: Annotated[Fraction, Field(lt=1)] | None = None
     weight_decay: NonNegative | None = None
     schedule: Literal["cosine", "step", "constant"] | None = None
-    optimizer: Literal["sgd", "adamw"] | None = None
+    optimizer: Literal["sgd", "adam", "adamw"] | None = None
 
     def merged_with(self, base: TrainingConfig) -> TrainingConfig:
         """Return the training settings of `base` with these in place of its own."""
@@ -38,9 +38,18 @@ class OptimizerOverrides(StrictModel):
 
 
 class ScoreOptimizerOverrides(OptimizerOverrides):
-    """Training of the scores; settings left out are those of the weights, except weight decay."""
+    """Training of the scores; settings left out are those of the weights, except weight decay.
+
+    For the scores of operations the defaults are those of DARTS: adam, lr 3e-4, momentum 0.5, weight decay 1e-3.
+    """
 
     weight_decay: NonNegative = 0.0
+
+    def for_operations(self, base: TrainingConfig) -> TrainingConfig:
+        """Return the training settings of the scores of operations."""
+        defaults = {"optimizer": "adam", "lr": 3e-4, "momentum": 0.5, "weight_decay": 1e-3, "schedule": "constant"}
+        given = self.model_dump(exclude_unset=True, exclude_none=True)
+        return TrainingConfig(**{"epochs": base.epochs} | defaults | given)  # type: ignore[arg-type]
 
 
 def _check_gamma(value: Any) -> Any:
@@ -58,23 +67,28 @@ class ScoredConfig(SearchConfig, TrainingConfig):
         description="how importance is compared across groups. auto: cost with gamma: auto; global, as in the thesis, "
         "with a number as gamma",
     )
+    chooses_operations: ClassVar[bool] = True
     gamma: Annotated[
         float | Literal["auto"], BeforeValidator(_check_gamma, json_schema_input_type=float | Literal["auto"] | str)
     ] = Field(
         "auto",
         description="strength of the penalty on the scores; auto: shrink the scores that the budget will drop",
     )
-    penalty: Literal["l1", "macs", "latency", "l1_split", "l0_split"] = Field(
+    penalty: Literal["l1", "macs", "latency", "l1_split", "l0_split", "tl1_split"] = Field(
         "l1", description="penalty on the scores, with a number as gamma"
     )
     proximal: bool = Field(
         False, description="apply l1, macs or latency by soft thresholding, which reaches zero exactly"
     )
     split: Positive = Field(1.0, description="strength of the coupling of scores and their sparse copy, if split")
-    distill: LogitDistillation | None = Field(None, description="distillation from the dense model during the search")
+    distill: LogitDistillation | None = Field(
+        None,
+        description="distillation from the dense model during the search; default in a run: as in finetune; null: none",
+    )
     alpha: ScoreOptimizerOverrides = Field(
         default_factory=lambda: ScoreOptimizerOverrides(), description="training of the scores"
     )
+    costs: bool = Field(True, description="record the signed cost of every group of scores for the report")
 
     @model_validator(mode="after")
     def _check_penalty(self) -> ScoredConfig:

@@ -6,22 +6,27 @@ strength (penalty.py), with `gamma: auto` a regularizer that follows from the bu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn, optim
 
 from compress.graph import Group
+from compress.recipe import TrainingConfig
 from compress.surgery import attach_
 from compress.training import lr_factor, make_optimizer, set_lr_
 
 from ..base import Job, Search
+from ..cost_history import CostSample
 from .budget_regularizer import BudgetRegularizer
+from .expected_cost import ExpectedCost
 from .penalty import Penalty
 from .recompute import recompute_gated_weights
 from .regularizer import ScorePositions, ScoreRegularizer
+from .score_costs import SAMPLES, ScoreCosts, sum_samples
 from .score_gradients import score_only_backward
 
 
@@ -33,15 +38,21 @@ class ScoredSearch(Search):
         # Teacher outputs by id of the micro-batch. The micro-batch is kept so that its id is not reused.
         self._teacher_cache: dict[int, tuple[Any, Any]] = {}
         self.unused: list[bool] = []  # for each parameter of the last gradients: whether the loss did not use it
-        self.score_positions = self.attach_scores()
+        on_operations = job.operations is not None
+        self.score_positions = self.attach_operation_scores() if on_operations else self.attach_scores()
         parameters = {id(a): a for positions in self.score_positions.values() for a, _ in positions}
         self.alpha: list[nn.Parameter] = list(parameters.values())
-        self.weights = [p for p in job.model.parameters() if p.requires_grad and id(p) not in parameters]
+        self.score_costs: ScoreCosts | None = None
+        if config.costs and self.score_positions:
+            halves = ("auxiliary", "primary") if self.batches_per_step == 2 else ("all",)
+            self.score_costs = ScoreCosts(self.score_positions, job.operations, halves)
+        no_weights = {*parameters, *map(id, self.score_costs.tensors if self.score_costs is not None else ())}
+        self.weights = [p for p in job.model.parameters() if p.requires_grad and id(p) not in no_weights]
         self.optimizer = make_optimizer(config, self.weights)
-        self.score_training = config.alpha.merged_with(config)
+        self.score_training = self.operation_score_training() if on_operations else config.alpha.merged_with(config)
         self.score_optimizer = make_optimizer(self.score_training, (), self.alpha)
         self.optimizers: Sequence[optim.Optimizer] = [self.optimizer, self.score_optimizer]
-        self.regularizer = self.make_regularizer()
+        self.regularizer = self.make_operation_regularizer() if on_operations else self.make_regularizer()
 
     def attach_scores(self) -> ScorePositions:
         """Attach the scores to the model; return their positions by group."""
@@ -53,6 +64,25 @@ class ScoredSearch(Search):
             return BudgetRegularizer(self.gates(), self.job)
         return Penalty(self.config, self.alpha, self.score_positions, self.job)
 
+    def attach_operation_scores(self) -> ScorePositions:
+        """Return the positions of the scores of each group of choices; the model has them already."""
+        assert self.job.operations is not None
+        positions: ScorePositions = {}
+        for name, a in self.job.operations.scores.items():
+            a.requires_grad_(True)
+            positions[name] = [(a, torch.arange(len(a), device=a.device)[:, None])]
+        return positions
+
+    def operation_score_training(self) -> TrainingConfig:
+        """Return the training settings of the scores of operations."""
+        training: TrainingConfig = self.config.alpha.for_operations(self.config)
+        return training
+
+    def make_operation_regularizer(self) -> ScoreRegularizer:
+        """Return the regularizer of the scores of operations."""
+        assert self.job.operations is not None
+        return ExpectedCost(self.config, self.job.operations.scores, self.job.operations)
+
     def gates(self) -> dict[str, nn.Parameter]:
         """Return the scores by group, where each group has one parameter."""
         return {name: positions[0][0] for name, positions in self.score_positions.items()}
@@ -61,17 +91,26 @@ class ScoredSearch(Search):
         return self.regularizer.importance()
 
     def scores(self) -> dict[str, Tensor]:
-        """Return |score| of every dimension; the mean if a dimension has several."""
+        """Return |score| of every dimension, the mean if a dimension has several; the weight of every operation."""
+        if self.job.operations is not None:
+            return self.importance()
         return {
             name: torch.cat([a.detach().abs()[index] for a, index in positions], 1).mean(1)
             for name, positions in self.score_positions.items()
         }
 
-    def state(self) -> dict[str, Tensor]:
-        return self.regularizer.state()
+    def read_costs_(self) -> dict[str, CostSample]:
+        return {} if self.score_costs is None else self.score_costs.read_()
 
-    def loss_terms(self, batch: Any) -> dict[str, Tensor]:
-        """Return the loss of the task, and that of distillation if the recipe has it."""
+    def state(self) -> dict[str, Tensor]:
+        return self.regularizer.state() | ({} if self.score_costs is None else self.score_costs.state())
+
+    def loss_terms(self, batch: Any, with_samples: bool = False) -> dict[str, Tensor]:
+        """Return the loss of the task, and that of distillation if the recipe has it.
+
+        Args:
+            with_samples: also return the sums of `sum_samples`, which are no part of the loss.
+        """
         task, distill = self.job.task, self.config.distill
         with recompute_gated_weights(self.job.model):
             outputs = task.forward(self.job.model, batch)
@@ -79,6 +118,8 @@ class ScoredSearch(Search):
         if distill is not None:
             distance = task.distil(outputs, self._teacher_outputs(batch), distill.temperature)
             terms["distil"] = distill.weight * distance
+        if with_samples and (samples := sum_samples(task, outputs, batch)) is not None:
+            terms[SAMPLES] = samples
         return terms
 
     def _teacher_outputs(self, batch: Any) -> Any:
@@ -94,17 +135,30 @@ class ScoredSearch(Search):
         self.done += 1
         self._teacher_cache.clear()
 
-    def gradients(self, batch: Any, parameters: Sequence[Tensor], factor: float = 1.0) -> tuple[Tensor, list[Tensor]]:
-        """Return the loss on a batch, and `factor` times its gradient in the given parameters only."""
-        counts = {"task": self.job.task.count_targets}
-        result = self.job.gradient_computer.gradients(self.loss_terms, batch, parameters, factor, counts)
-        self.unused = result.unused
-        return result.loss, result.gradients
+    def gradients(
+        self, batch: Any, parameters: Sequence[Tensor], factor: float = 1.0, half: str | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the loss on a batch, and `factor` times its gradient in the given parameters only.
 
-    def score_gradients(self, batch: Any, factor: float = 1.0) -> tuple[Tensor, list[Tensor]]:
+        Args:
+            half: of the data, to record the costs of the scores on it if the recipe says so; None: do not.
+        """
+        costs = self.score_costs if half is not None else None
+        tensors = [*parameters, *(costs.missing_from(parameters) if costs is not None else ())]
+        loss_terms = partial(self.loss_terms, with_samples=costs is not None)
+        counts = {"task": self.job.task.count_targets}
+        result = self.job.gradient_computer.gradients(loss_terms, batch, tensors, factor, counts, measured=(SAMPLES,))
+        if costs is not None and half is not None:
+            gradient_of = dict(zip(map(id, tensors), result.gradients, strict=True))
+            samples = result.measured.get(SAMPLES)
+            costs.add_(half, [gradient_of[id(t)] for t in costs.tensors], factor, samples)
+        self.unused = result.unused[: len(parameters)]
+        return result.loss, result.gradients[: len(parameters)]
+
+    def score_gradients(self, batch: Any, factor: float = 1.0, half: str | None = None) -> tuple[Tensor, list[Tensor]]:
         """Return the loss on a batch, and `factor` times its gradient in the scores; none of weights is computed."""
         with self._frozen_weights(), score_only_backward(self.job.model):
-            return self.gradients(batch, self.alpha, factor)
+            return self.gradients(batch, self.alpha, factor, half)
 
     @contextmanager
     def _frozen_weights(self) -> Iterator[None]:
@@ -116,17 +170,11 @@ class ScoredSearch(Search):
             for w in self.weights:
                 w.requires_grad_(True)
 
-    def step_jointly(self, batch: Any, before_step: Callable[[list[Tensor]], None] | None = None) -> dict[str, Tensor]:
-        """Step weights and scores on the same gradients.
-
-        Args:
-            before_step: called with the gradients of the scores before any parameter changes.
-        """
+    def step_jointly(self, batch: Any) -> dict[str, Tensor]:
+        """Step weights and scores on the same gradients."""
         parameters = [*self.weights, *self.alpha]
-        loss, gradients = self.gradients(batch, parameters)
+        loss, gradients = self.gradients(batch, parameters, half="all")
         score_gradients = gradients[len(self.weights) :]
-        if before_step is not None:
-            before_step(score_gradients)
         for p, g, unused in zip(parameters, gradients, self.unused, strict=True):
             p.grad = None if unused else g
         if self.config.clip is not None:
