@@ -34,8 +34,9 @@ def allow_runner_checkpoints() -> None:
     `torch.serialization.safe_globals` that lists the same class, as transformers' Trainer does when it resumes.
     """
     dtypes = [type(np.dtype(kind)) for kind in (np.float32, np.float64, np.int32, np.int64, np.bool_)]
-    classes = [(known, f"{known.__module__}.{known.__qualname__}") for known in (HistoryBuffer, np.ndarray, np.dtype, *dtypes)]
+    classes = (HistoryBuffer, np.ndarray, np.dtype, *dtypes)
+    named = [(known, f"{known.__module__}.{known.__qualname__}") for known in classes]
     rebuild = [(multiarray._reconstruct, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     rebuild += [(multiarray.scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     getattrs = [(_history_statistic, f"{module}.getattr") for module in ("builtins", "__builtin__")]
-    torch.serialization.add_safe_globals([*classes, *rebuild, *getattrs])
+    torch.serialization.add_safe_globals([*named, *rebuild, *getattrs])
