@@ -8,8 +8,10 @@ calibrated on 500 ImageNet photographs and measured on the other 500. Every row 
 are CPU seconds of the repair alone. An interrupted run resumes where it stopped.
 
 `--steps` also measures ResNet-20 at 50 and 35 % of the MACs after 0, 10, 30, 100 and 300 fine-tuning steps with the
-dense network as teacher, plain and repaired. `--selection` compares the dimensions that magnitude keeps with those from
-which the others can best be predicted (benchmarks/reconstruction.py), at the same widths.
+dense network as teacher, plain and repaired.
+
+`least squares, largest` keeps the dimensions that the ranking keeps; `least squares` keeps as many, but those that best
+predict the others, as `compress.prune` does.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import argparse
 import copy
 import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -38,15 +40,14 @@ import compress
 from compress.budget import choose_widths
 from compress.errors import BudgetError
 from compress.graph import Groups
-from compress.recipe import Budget, Target
+from compress.recipe import Budget, Ranking, Target
 from compress.search import Job, search_class
 from compress.search import base as search
-from compress.surgery import Plan, compensate_, find_groups, repair_, slice_
+from compress.surgery import Plan, compensate_, find_groups, prefer_predictors, repair_, slice_
 from compress.training import Classification
 
 from . import data, results, vit
 from .models import load_cifar_resnet
-from .reconstruction import select_by_reconstruction
 from .torch_pruning_zoo import qkv_heads, set_widths_
 from .zoo import count_macs
 
@@ -57,10 +58,8 @@ MACS_LEFT = {
     "lite0": (0.9, 0.8, 0.7, 0.6),
 }
 SEARCHES = ("magnitude", "taylor")
-REPAIRS = ("plain", "mean", "least squares")
+REPAIRS = ("plain", "mean", "least squares, largest", "least squares")
 TAYLOR_BATCHES = 8
-SELECTIONS = {"resnet20": (0.5, 0.35), "resnet56": (0.35,)}
-SELECTION_REPAIRS = ("plain", "least squares")
 STEPS = (0, 10, 30, 100, 300)
 Row = dict[str, Any]
 
@@ -133,16 +132,25 @@ def importance_of(method: str, subject: Subject, groups: Groups) -> dict[str, Te
     return taylor.importance()
 
 
-def cut(subject: Subject, groups: Groups, keep: Any, repair: str) -> tuple[nn.Module, float]:
-    """Return the network cut and repaired, and the seconds of the repair."""
-    plan, model = Plan.build(subject.model, groups, keep), copy.deepcopy(subject.model)
+def _forward(model: nn.Module, x: Tensor) -> Any:
+    return model(x)
+
+
+def cut(
+    subject: Subject, groups: Groups, importance: Mapping[str, Tensor], macs_left: float, ranking: Ranking, repair: str
+) -> tuple[nn.Module, Any, float]:
+    """Return the network cut and repaired, the kept dimensions, and the seconds of the repair."""
     start = time.process_time()
+    if repair == "least squares":
+        importance, _ = prefer_predictors(subject.model, groups, importance, subject.batches, _forward)
+    keep = choose_widths(groups, importance, Budget(macs=macs_left), subject.target, ranking=ranking)
+    plan, model = Plan.build(subject.model, groups, keep), copy.deepcopy(subject.model)
     if repair == "mean":
         compensate_(model, groups, plan, subject.batches[:4])
     slice_(model, plan)
-    if repair == "least squares":
-        repair_(model, subject.model, plan, subject.batches, lambda network, x: network(x))
-    return model.eval(), time.process_time() - start
+    if repair.startswith("least squares"):
+        repair_(model, subject.model, plan, subject.batches, _forward)
+    return model.eval(), keep, time.process_time() - start
 
 
 def measure_ours(name: str, subject: Subject, groups: Groups) -> Iterator[tuple[str, Callable[[], Row]]]:
@@ -154,10 +162,9 @@ def measure_ours(name: str, subject: Subject, groups: Groups) -> Iterator[tuple[
             importance[method] = importance_of(method, subject, groups)
         ranking = search.config_class(method)(method=method).ranking_for(groups, "macs")
         try:
-            keep = choose_widths(groups, importance[method], Budget(macs=macs_left), subject.target, ranking=ranking)
+            model, keep, seconds = cut(subject, groups, importance[method], macs_left, ranking, repair)
         except BudgetError as error:
             return {"error": str(error)}
-        model, seconds = cut(subject, groups, keep, repair)
         return {"accuracy": subject.accuracy(model), "seconds": seconds, "narrowest": _narrowest(groups, keep)}
 
     for macs_left, method, repair in product(MACS_LEFT[name], SEARCHES, REPAIRS):
@@ -255,8 +262,7 @@ def run_steps(options: argparse.Namespace, rows: dict[str, Row]) -> Iterator[Non
         if key in rows:
             continue
         ranking = search.config_class("magnitude")(method="magnitude").ranking_for(groups, "macs")
-        keep = choose_widths(groups, importance, Budget(macs=macs_left), subject.target, ranking=ranking)
-        start, _ = cut(subject, groups, keep, repair)
+        start, _, _ = cut(subject, groups, importance, macs_left, ranking, repair)
         accuracies = {}
         for steps in (0, 10) if options.quick else STEPS:
             model = copy.deepcopy(start)
@@ -291,25 +297,6 @@ def fine_tune_(model: nn.Module, teacher: nn.Module, train: TensorDataset, steps
     model.eval()
 
 
-def run_selection(options: argparse.Namespace, rows: dict[str, Row]) -> Iterator[None]:
-    """Measure other choices of dimensions at the widths that magnitude gives."""
-    for name in [name for name in options.only if name in SELECTIONS]:
-        subject = load_subject(name, options)
-        groups = find_groups(subject.model, subject.images[:1], subject.target)
-        importance = importance_of("magnitude", subject, groups)
-        ranking = search.config_class("magnitude")(method="magnitude").ranking_for(groups, "macs")
-        for macs_left in SELECTIONS[name]:
-            keys = [f"selection {name} {macs_left} {repair}" for repair in SELECTION_REPAIRS]
-            if all(key in rows for key in keys):
-                continue
-            keep = choose_widths(groups, importance, Budget(macs=macs_left), subject.target, ranking=ranking)
-            selected = select_by_reconstruction(subject.model, groups, keep, subject.batches)
-            for key, repair in zip(keys, SELECTION_REPAIRS, strict=True):
-                rows[key] = {"accuracy": subject.accuracy(cut(subject, groups, selected, repair)[0])}
-                print(key, rows[key], flush=True)
-                yield
-
-
 def tables(content: dict[str, Any]) -> list[results.ResultTable]:
     """Return one table per network, and the accuracy over fine-tuning steps."""
     rows, all_tables = content["rows"], []
@@ -330,9 +317,9 @@ def tables(content: dict[str, Any]) -> list[results.ResultTable]:
                 if not any(cells):
                     continue
                 texts = [f"{100 * cell['accuracy']:.1f}" if "accuracy" in cell else "-" for cell in cells]
-                repaired = cells[2]
+                repaired = cells[-1] or cells[-2]
                 seconds = f"{repaired['seconds']:.1f}" if "seconds" in repaired else "-"
-                lines.append([f"{macs_left:.0%}", method, *texts[:2], f"**{texts[2]}**", seconds, rival])
+                lines.append([f"{macs_left:.0%}", method, *texts[:3], f"**{texts[3]}**", seconds, rival])
         title = f"{name}: dense {dense['accuracy']:.1%}; a forward pass over the calibration images takes "
         title += f"{dense['seconds']:.1f} CPU seconds"
         head = (
@@ -340,6 +327,7 @@ def tables(content: dict[str, Any]) -> list[results.ResultTable]:
             "search",
             "plain, %",
             "mean, %",
+            "least squares, largest, %",
             "least squares, %",
             "repair, CPU s",
             "Torch-Pruning's best, %",
@@ -353,23 +341,6 @@ def tables(content: dict[str, Any]) -> list[results.ResultTable]:
         ]
         head = ("MACs left", "repair", *(f"{s} steps" for s in next(iter(curves.values()))))
         all_tables.append(results.ResultTable(head, lines, "ResNet-20, magnitude: accuracy after fine-tuning steps, %"))
-    lines = []
-    for name, macs_left in [(name, left) for name, fractions in SELECTIONS.items() for left in fractions]:
-        cells = [
-            rows.get(key, {}).get("accuracy")
-            for repair in SELECTION_REPAIRS
-            for key in (f"{name} {macs_left} magnitude {repair}", f"selection {name} {macs_left} {repair}")
-        ]
-        if None not in cells:
-            lines.append([name, f"{macs_left:.0%}", *(f"{100 * cell:.1f}" for cell in cells)])
-    if lines:
-        head = (
-            "network",
-            "MACs left",
-            *(f"{s}, {r}, %" for r in SELECTION_REPAIRS for s in ("magnitude", "predictors")),
-        )
-        title = "Dimensions kept at the widths of magnitude: the largest, or those that predict the others best"
-        all_tables.append(results.ResultTable(head, lines, title))
     return all_tables
 
 
@@ -377,7 +348,6 @@ def main() -> None:
     parser = results.make_parser(__doc__, data=True)
     parser.add_argument("--only", nargs="+", choices=MACS_LEFT, default=list(MACS_LEFT), help="networks to measure")
     parser.add_argument("--steps", action="store_true", help="also measure accuracy over fine-tuning steps")
-    parser.add_argument("--selection", action="store_true", help="also select dimensions by reconstruction error")
     vit.add_options(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -386,7 +356,6 @@ def main() -> None:
     names = ["resnet20"] if options.quick else options.only
     stages = [run_network(name, options, rows) for name in names]
     stages += [run_steps(options, rows)] if options.steps or options.quick else []
-    stages += [run_selection(options, rows)] if options.selection or options.quick else []
     for stage in stages:
         for _ in stage:
             results.save(file, {"rows": rows})

@@ -23,11 +23,11 @@ from compress.data import (
 from compress.distributed import rank, world_size
 from compress.errors import BatchError, format_error
 from compress.formatting import describe_value, format_percent
-from compress.graph import included_modules
+from compress.graph import Groups, included_modules
 from compress.modules import as_call_inputs, module_mode
 from compress.recipe import Recipe
 from compress.report import Report
-from compress.surgery import AttentionRepair, LayerRepair, Plan, Repair, repair_
+from compress.surgery import AttentionRepair, LayerRepair, Plan, Repair, prefer_predictors, repair_
 from compress.training import Engine, Task
 
 from .report_updates import add_note
@@ -132,6 +132,27 @@ class CalibrationData:
             return self.task.inputs(batch)
         except Exception:  # of any type: the task expects labels
             return batch
+
+
+def prefer_predictors_for_repair(
+    run: Any, groups: Groups, importance: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the importance for a network that will be repaired, and notes: what is kept predicts what is dropped."""
+    data: CalibrationData = run.calibration
+    with run.engine.display.bar("measuring activations") as bar:
+        importance, changed = prefer_predictors(
+            run.compact,
+            groups,
+            importance,
+            data.read(),
+            data.forward,
+            on_progress=lambda done, total: bar.update(done, "", total),
+        )
+    if not changed:
+        return importance, []
+    which, method = "all" if len(changed) == len(groups) else f"{len(changed)} of", run.recipe.search.method
+    note = f"least squares: {which} {len(groups)} groups keep the dimensions that best predict the dropped ones"
+    return importance, [f"{note}; {method} decides how many"]
 
 
 def repair_by_least_squares_(run: Any, before_cut: nn.Module, plan: Plan, report: Report) -> None:

@@ -18,6 +18,7 @@ from compress.storage import TrainingState, seed_all
 from compress.surgery import fold_
 from compress.training import synchronized_batch_norms
 
+from .calibration import prefer_predictors_for_repair
 from .context import RunContext
 
 
@@ -94,11 +95,14 @@ def train_search(run: RunContext, search: Search, stage: Literal["search", "oper
 def finish_search(run: RunContext, search: Search) -> SearchResult:
     """Return the result of a search, the same on all processes, and fold the scores into the network."""
     search.finish()
-    importance = {name: value.detach().double().cpu() for name, value in search.importance().items()}
-    result = SearchResult(broadcast_object(importance), *broadcast_object((search.notes(), search.smaller_kernels())))
+    found = {name: value.detach().double().cpu() for name, value in search.importance().items()}
+    importance, notes, kernels = broadcast_object((found, search.notes(), search.smaller_kernels()))
     fold_(run.compact)
     broadcast_module_(run.compact)
     run.compact.eval()
     for p in run.compact.parameters():
         p.grad = None
-    return result
+    if run.recipe.compensate == "least_squares" and run.recipe.search.leaves_choice_to_repair:
+        importance, more_notes = prefer_predictors_for_repair(run, search.job.groups, importance)
+        notes = [*notes, *more_notes]
+    return SearchResult(importance, notes, kernels)

@@ -35,6 +35,7 @@ class SearchConfig(StrictModel):
     """
 
     chooses_operations: ClassVar[bool] = False  # whether the search can rank the candidates of `compress.Choice`
+    leaves_choice_to_repair: ClassVar[bool] = False  # whether least squares repair chooses which dimensions stay
     method: str
     ranking: Ranking = Field("global", description=RANKING_DESCRIPTION.format("balanced", "group"))
 

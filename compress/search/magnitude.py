@@ -34,6 +34,7 @@ class MagnitudeConfig(SearchConfig):
     """Squared norm of the weights that read a dimension; needs no data (Han et al. 2015)."""
 
     chooses_operations: ClassVar[bool] = True
+    leaves_choice_to_repair: ClassVar[bool] = True
     method: Literal["magnitude"] = "magnitude"
     ranking: Ranking = Field("auto", description=RANKING_DESCRIPTION.format("balanced", "group"))
 

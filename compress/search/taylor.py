@@ -11,7 +11,7 @@ batch norms use their running statistics and do not update them, and dropout is 
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -27,6 +27,7 @@ from .base import Job, Search, register_search
 class TaylorConfig(SearchConfig):
     """Squared first-order change of the loss if a dimension is removed (Molchanov et al. 2019)."""
 
+    leaves_choice_to_repair: ClassVar[bool] = True
     method: Literal["taylor"] = "taylor"
     ranking: Ranking = Field("auto", description=RANKING_DESCRIPTION.format("cost", "cost"))
     epochs: Length = Field(

@@ -9,7 +9,7 @@ from .discovery import find_groups
 from .gates import Gate, WeightTransform, attach_, fold_, register_transform_
 from .operations import with_operations
 from .plan import Plan
-from .repair import AttentionRepair, LayerRepair, Repair, repair_
+from .repair import AttentionRepair, LayerRepair, Repair, prefer_predictors, repair_
 from .saved_model import load, save_model
 from .slicing import slice_
 from .verify import verify_plan
@@ -27,6 +27,7 @@ __all__ = [
     "fold_",
     "load",
     "nonzero_spans",
+    "prefer_predictors",
     "register_transform_",
     "repair_",
     "save_model",

@@ -8,11 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from benchmarks import accuracy, communication, methods, page, results
-from benchmarks.reconstruction import dropping_one_by_one
 
 ROOT = Path(__file__).parents[2]
 
@@ -132,21 +130,3 @@ def test_long_tables_are_collapsed() -> None:
         f"<details><summary>All {page.MAX_OPEN_ROWS + 1} rows"
     )
     assert page.render_table(results.ResultTable(("n",), rows[1:])).startswith("| n |")
-
-
-def test_dimensions_are_dropped_by_the_error_of_predicting_them_from_the_others() -> None:
-    """Each step is that of brute force: regress all dimensions on what would be left, weigh the error by the reader."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(200, 6, generator=generator).double() @ torch.randn(6, 6, generator=generator).double()
-    covariance, weight = torch.cov(x.T), torch.randn(6, 3, generator=generator).double()
-    metric = weight @ weight.T
-
-    def error(kept: list[int]) -> float:
-        cross = covariance[:, kept]
-        residual = covariance - cross @ torch.linalg.solve(covariance[kept][:, kept], cross.T)
-        return float((metric * residual).sum())
-
-    kept = list(range(6))
-    for count in range(5, 0, -1):
-        kept = min(([i for i in kept if i != out] for out in kept), key=error)
-        assert dropping_one_by_one(covariance, metric, count).tolist() == kept
