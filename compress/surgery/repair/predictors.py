@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from compress.distributed import all_gather_object, all_reduce_sum, broadcast_object, rank, world_size
 from compress.graph import Group, Groups, Index
-from compress.modules import is_plain_layer, modules_of
+from compress.modules import is_plain_layer, modules_of, tensors_in
 
 from .elimination import LinearSystem, elimination_order
 from .layer_samples import channel_rows, draw_rows
@@ -136,9 +136,10 @@ def _measure_inputs(
     index = 0
 
     def measure(name: str) -> Callable[..., None]:
-        def hook(layer: nn.Module, args: Any) -> None:
-            x, moment = args[0], moments[name]
+        def hook(layer: nn.Module, args: Any, kwargs: Any) -> None:
+            x, moment = tensors_in((args, kwargs))[0], moments[name]
             is_linear = isinstance(layer, nn.Linear)
+            x = x if is_linear or x.ndim == layer.weight.ndim else x[None]
             wanted = -(-max(ROWS_PER_POSITION * len(moment.total), FEWEST_ROWS) // all_batches)
             rows = draw_rows(x.shape, is_linear, wanted, f"{name}/{index}").to(x.device)
             samples = x.reshape(-1, x.shape[-1])[rows] if is_linear else channel_rows(x, rows)[:, 0]
@@ -148,7 +149,7 @@ def _measure_inputs(
 
     with ExitStack() as stack:
         for name in names:
-            stack.callback(modules[name].register_forward_pre_hook(measure(name)).remove)
+            stack.callback(modules[name].register_forward_pre_hook(measure(name), with_kwargs=True).remove)
         for done, batch in enumerate(batches, 1):
             index = (done - 1) * world_size() + rank()
             forward(model, batch)
