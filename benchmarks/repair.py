@@ -57,6 +57,11 @@ MACS_LEFT = {
     "vit": (0.7, 0.5),
     "lite0": (0.9, 0.8, 0.7, 0.6),
 }
+SUMMARY = {
+    "resnet20": "ResNet-20, CIFAR-10",
+    "resnet56": "ResNet-56, CIFAR-10",
+    "lite0": "EfficientNet-Lite0, ImageNet",
+}
 SEARCHES = ("magnitude", "taylor")
 REPAIRS = ("plain", "mean", "least squares, largest", "least squares")
 TAYLOR_BATCHES = 8
@@ -297,6 +302,34 @@ def fine_tune_(model: nn.Module, teacher: nn.Module, train: TensorDataset, steps
     model.eval()
 
 
+def best_rival(rows: Mapping[str, Row], name: str, macs_left: float) -> tuple[float, str] | None:
+    """Return the best accuracy of Torch-Pruning, and how it was reached."""
+    start = f"{name} {macs_left} tp "
+    found = [(row["accuracy"], key.removeprefix(start)) for key, row in rows.items() if key.startswith(start)]
+    return max(found, default=None)
+
+
+def summary(content: dict[str, Any]) -> results.ResultTable:
+    """Compare plain cuts by magnitude, the repaired ones, and Torch-Pruning, as shown in the README."""
+    rows, lines = content["rows"], []
+    for name, macs_left in [(network, left) for network in SUMMARY for left in MACS_LEFT[network]]:
+        repaired, rival = rows.get(f"{name} {macs_left} magnitude least squares"), best_rival(rows, name, macs_left)
+        if repaired is None or rival is None:
+            continue
+        dense, plain = rows[f"{name} dense"], rows[f"{name} {macs_left} magnitude plain"]
+        percents = [f"{100 * row['accuracy']:.1f}" for row in (dense, plain, repaired)]
+        line = [
+            SUMMARY[name],
+            f"{macs_left:.0%}",
+            *percents[:2],
+            f"**{percents[2]}**",
+            f"{100 * rival[0]:.1f} ({rival[1]})",
+        ]
+        lines.append(line)
+    head = ("network", "MACs left", "dense, %", "cut, %", "cut and repaired, %", "Torch-Pruning's best, %")
+    return results.ResultTable(head, lines)
+
+
 def tables(content: dict[str, Any]) -> list[results.ResultTable]:
     """Return one table per network, and the accuracy over fine-tuning steps."""
     rows, all_tables = content["rows"], []
@@ -306,12 +339,8 @@ def tables(content: dict[str, Any]) -> list[results.ResultTable]:
         dense = rows[f"{name} dense"]
         lines = []
         for macs_left in fractions:
-            rivals = [
-                (rows[key]["accuracy"], key.removeprefix(f"{name} {macs_left} tp "))
-                for key in rows
-                if key.startswith(f"{name} {macs_left} tp") and "accuracy" in rows[key]
-            ]
-            rival = f"{100 * max(rivals)[0]:.1f} ({max(rivals)[1]})" if rivals else "-"
+            found = best_rival(rows, name, macs_left)
+            rival = f"{100 * found[0]:.1f} ({found[1]})" if found else "-"
             for method in SEARCHES:
                 cells = [rows.get(f"{name} {macs_left} {method} {repair}", {}) for repair in REPAIRS]
                 if not any(cells):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 RIDGE = 1e-4  # of the mean variance
-DROPPED_AT_ONCE = 1 / 256  # of the dimensions of a wide group
+DROPPED_AT_ONCE = 1 / 64  # of the dimensions of a wide group
 CANDIDATES = 4  # for each dimension that is dropped at once
 
 
