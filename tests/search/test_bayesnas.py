@@ -136,6 +136,16 @@ def test_search_resumes_to_the_same_bits(gamma: Any, tmp_path: Any, monkeypatch:
     assert same_weights(again.model, whole.model)
 
 
+@pytest.mark.parametrize("settings", [{"gamma": 1e-4, "penalty": "macs"}, {"gamma": "auto", "line": object()}])
+def test_no_part_of_the_state_hides_another(settings: dict[str, Any]) -> None:
+    search = started(**settings)
+    parts = [search.regularizer.state(), search.evidence.state(), search.curvature.state()]
+    saved = {id(tensor) for tensor in search.state().values()}
+    assert all(id(tensor) in saved for part in parts for tensor in part.values())
+    tables = (search.gradient_sums, search.score_sums, search.dropped, search.base_costs)
+    assert all(id(tensor) in saved for table in tables for tensor in table.values())
+
+
 def started(steps: int = 8, task: Any = None, line: Any = None, epoch: int | None = None, **settings: Any) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()

@@ -172,21 +172,21 @@ class Bayesnas(ScoredSearch):
 
     def state(self) -> dict[str, Tensor]:
         tables = {
-            "slope": self.gradient_sums,
-            "mean": self.score_sums,
-            "dead": self.dropped,
-            "price": self.base_costs,
+            "gradient_sum": self.gradient_sums,
+            "score_sum": self.score_sums,
+            "dropped": self.dropped,
+            "base_cost": self.base_costs,
         }
         own = {f"{key}{i}": value for key, table in tables.items() for i, value in enumerate(table.values())}
         costs = self.regularizer.costs if isinstance(self.regularizer, Penalty) else []
-        weighted = {f"weighed{i}": cost for i, cost in enumerate(costs)}
+        weighted = {f"weighted_cost{i}": cost for i, cost in enumerate(costs)}
         return (
             super().state()
             | self.evidence.state()
             | self.curvature.state()
             | own
             | weighted
-            | {"seen": self.steps_seen, "images": self.samples_seen, "start": self.median_gamma}
+            | {"steps_seen": self.steps_seen, "samples_seen": self.samples_seen, "median_gamma": self.median_gamma}
         )
 
     @torch.no_grad()

@@ -103,14 +103,14 @@ class Evidence:
 
     def state(self) -> dict[str, Tensor]:
         tables = {
-            "prior": self.gamma,
+            "gamma": self.gamma,
             "omega": self.omega,
-            "worth": self.saliency,
-            "bent": self.curvature,
-            "slope": self.gradient,
+            "saliency": self.saliency,
+            "curvature": self.curvature,
+            "gradient": self.gradient,
         }
-        own = {f"{key}{i}": value for key, table in tables.items() for i, value in enumerate(table.values())}
-        return own | {"switch": self.switch_variance, "clamped": self.clamped_counts}
+        own = {f"evidence/{key}{i}": value for key, table in tables.items() for i, value in enumerate(table.values())}
+        return own | {"evidence/switches": self.switch_variance, "evidence/clamped": self.clamped_counts}
 
     @torch.no_grad()
     def update_saliency_(self, w: GroupValues, g: GroupValues, h: GroupValues, noise: float) -> None:
