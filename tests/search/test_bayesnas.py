@@ -107,7 +107,8 @@ def test_branch_that_does_nothing_for_the_loss_goes_as_a_whole(seed: int) -> Non
     )
     for one in data * 3:
         search.step(one)
-    switches, found = search.switch_variances(), search.importance()
+    switches = dict(zip(search.evidence.scores, search.evidence.switch_variance.tolist(), strict=True))
+    found = search.importance()
     assert switches["up.1"] == 0
     assert min(switches["up.0"], switches["up.2"]) > 0.1
     assert not found["up.1"].any(), "a group may end with everything dropped"

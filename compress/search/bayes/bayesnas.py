@@ -159,10 +159,6 @@ class Bayesnas(ScoredSearch):
             importance[name] = torch.where(dropped, 0.0, ordered)
         return importance
 
-    def switch_variances(self) -> dict[str, float]:
-        """Return the prior variance of each group's switch: zero where the whole group can be dropped."""
-        return dict(zip(self.evidence.scores, self.evidence.switch_variance.tolist(), strict=True))
-
     def notes(self) -> list[str]:
         kind = describe_kind(self.curvature.is_gauss_newton(self.job.task))
         if self.config.hessian == "paper":

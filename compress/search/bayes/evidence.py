@@ -98,7 +98,7 @@ class Evidence:
             {name: torch.ones_like(a, requires_grad=False) for name, a in scores.items()} for _ in range(5)
         )
         first = next(iter(scores.values()))
-        self.switch_variance = first.detach().new_ones(len(scores))
+        self.switch_variance = first.detach().new_ones(len(scores))  # zero where a whole group can be dropped
         self.clamped_counts = first.detach().new_zeros(2)  # negative and non-finite curvatures so far
 
     def state(self) -> dict[str, Tensor]:
