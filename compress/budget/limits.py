@@ -1,4 +1,4 @@
-"""Limits of a budget as costs: every limit holds, and the tightest one is named."""
+"""Limits of a budget as costs that widths may have at most."""
 
 from __future__ import annotations
 
@@ -42,10 +42,6 @@ class CostLimits:
     def fit(self, widths: Int) -> bool:
         """Return whether these widths are within every limit."""
         return all(int(limit.cost_of(widths)) <= limit.allowed for limit in self.limits)
-
-    def tightest(self, widths: Int) -> CostLimit:
-        """Return the limit of which these widths leave the least."""
-        return max(self.limits, key=lambda limit: limit.used(widths))
 
     @property
     def ranking_unit(self) -> str:

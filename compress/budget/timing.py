@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from compress.modules import (
     as_call_inputs,
+    clone_tensors,
     first_examples,
     guarded_parameters,
     has_written_parameters,
@@ -80,7 +81,7 @@ class InterleavedTimer:
 
     def __init__(self, models: Sequence[nn.Module], inputs: Any, clock: Clock) -> None:
         call = as_call_inputs(inputs)
-        self.args, self.kwargs = pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, call)
+        self.args, self.kwargs = clone_tensors(call)
         self.models, self.clock = list(models), clock
         tensors = [*pytree.tree_leaves(call), *(p for model in models for p in model.parameters())]
         self.devices = {t.device for t in tensors if isinstance(t, Tensor) and t.is_cuda}

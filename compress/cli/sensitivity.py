@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from compress.data import DATA_SOURCES, calibration_loader, is_factory, loaders
-from compress.diagnostics import DEFAULT_WIDTHS, parse_loss
+from compress.diagnostics import DEFAULT_WIDTHS
 from compress.diagnostics import sensitivity as measure_sensitivity
 from compress.distributed import rank
-from compress.recipe import Recipe
+from compress.recipe import Recipe, parse_allowed_loss
 from compress.startup import INTERRUPTED
 from compress.training import load_task
 
@@ -77,7 +77,7 @@ def sensitivity(
 
     Exit codes: 0 done, 2 invalid input.
     """
-    parse_loss(lost, "--lost")
+    parse_allowed_loss(lost, "--lost")
     settings = Recipe.load({"budget": "50%"} if recipe is None else recipe)  # only its target, data and task are used
     if data is not None:
         settings = settings.model_copy(update={"data": settings.data.model_copy(update={"source": data})})

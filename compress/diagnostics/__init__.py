@@ -4,7 +4,6 @@ from .group_sensitivity import GroupSensitivity, NarrowedWidth, Sensitivity
 from .landscape_run import landscape
 from .measurement import Measurement
 from .sensitivity_run import DEFAULT_WIDTHS, sensitivity
-from .suggested_bounds import parse_loss
 
 __all__ = [
     "DEFAULT_WIDTHS",
@@ -13,6 +12,5 @@ __all__ = [
     "NarrowedWidth",
     "Sensitivity",
     "landscape",
-    "parse_loss",
     "sensitivity",
 ]

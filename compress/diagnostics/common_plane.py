@@ -62,11 +62,11 @@ def _check_shapes(compact: nn.Module, direction: Direction) -> None:
     Raises:
         NotReady: it has not.
     """
-    found = {name: tensor.shape for name, tensor in tensors_of(compact).items() if isinstance(tensor, nn.Parameter)}
+    shapes = {name: tensor.shape for name, tensor in tensors_of(compact).items() if isinstance(tensor, nn.Parameter)}
     problems = [
-        f"{name} is {list(found[name]) if name in found else 'missing'}; the plan leaves {list(tensor.shape)}"
+        f"{name} is {list(shapes[name]) if name in shapes else 'missing'}; the plan leaves {list(tensor.shape)}"
         for name, tensor in direction.items()
-        if found.get(name) != tensor.shape
+        if shapes.get(name) != tensor.shape
     ]
     if problems:
         more = f"\n  ... and {len(problems) - 6} more" if len(problems) > 6 else ""

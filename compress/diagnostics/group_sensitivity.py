@@ -14,11 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from compress.formatting import format_metric, format_percent, printable
+from compress.recipe import parse_allowed_loss
 from compress.report import CurveOfGroup, SensitivityPage
 from compress.storage import write_atomic
 
 from .measurement import Measurement
-from .suggested_bounds import SuggestedBound, parse_loss, recipe_text
+from .suggested_bounds import SuggestedBound, recipe_text
 
 JSON_FILE, PAGE_FILE = "sensitivity.json", "sensitivity.html"
 
@@ -122,7 +123,7 @@ class Sensitivity:
         Raises:
             ValueError: `lost` is not a fraction, or nothing was repaired.
         """
-        allowed = parse_loss(lost)
+        allowed = parse_allowed_loss(lost, "lost")
         if repaired and not self.is_repaired:
             raise ValueError("bounds: nothing was repaired; measure with repair=True, or leave repaired=True out")
         limit = f"{format_percent(allowed)} of the loss"

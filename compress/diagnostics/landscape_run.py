@@ -18,7 +18,7 @@ from compress.data import loader_problems, reproducible_reading, seed_loader
 from compress.distributed import broadcast_object, rank
 from compress.errors import BatchError, Diverged, NotReady
 from compress.modules import tensors_in, tensors_of, unwrap_model
-from compress.progress import ProgressBar, ProgressDisplay
+from compress.progress import ProgressDisplay
 from compress.report import Landscape, Surface
 from compress.storage import hash_tensors, isolated_random_state, seed_all
 from compress.training import Classification, Engine, TaskLike, as_task, pick_device
@@ -139,14 +139,10 @@ def _evaluate(
         with display, display.bar("landscape", sum(costs) - sum(costs[:done])) as bar:
             for point, cost in zip(points[done:], costs[done:], strict=True):
                 unfinished.append(_value_at(point, axes[point.quantity], networks, statistics, seed))
-                _advance(bar, cost, point, networks)
+                bar.advance(f"{point.quantity.value}, {networks[point.network].name}", by=cost)
     finally:
         if len(unfinished.values) < len(points):
             unfinished.save()
-
-
-def _advance(bar: ProgressBar, cost: int, point: Point, networks: Sequence[PerturbedNetwork]) -> None:
-    bar.advance(f"{point.quantity.value}, {networks[point.network].name}", by=cost)
 
 
 def _value_at(

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import yaml
-
-from compress.recipe import parse_fraction
 
 HINT = "# Losses of several groups add up. Nothing reads these bounds unless you copy them into a recipe."
 
@@ -42,18 +39,6 @@ def recipe_text(bounds: Sequence[SuggestedBound], limit: str, measured_on: str) 
         return f"# No group alone loses more than {limit} at the widths that were measured: no bounds.\n"
     title = f"# Each of these groups alone loses more than {limit} below its bound ({measured_on})."
     return "\n".join([title, HINT, "target:", "  bounds:", *map(str, bounds)]) + "\n"
-
-
-def parse_loss(lost: float | str, where: str = "lost") -> float:
-    """Return the fraction that may be lost.
-
-    Raises:
-        ValueError: it is not a fraction.
-    """
-    allowed = parse_fraction(lost)
-    if allowed is None or not 0 <= allowed < math.inf:
-        raise ValueError(f'{where}: expected what may be lost, as 0.02 or "2%"; got {lost!r}')
-    return allowed
 
 
 def _yaml_key(name: str) -> str:

@@ -20,10 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from compress.modules import ParameterGuard, modules_of, scripted_modules, tensors_in
+from compress.modules import ParameterGuard, clone_tensors, modules_of, scripted_modules, tensors_in
 
 from . import rules  # noqa: F401  (fills the table of rules)
 from .activation_groups import CallTrace, ModuleCall, OwnOperator
@@ -130,7 +129,7 @@ def _trace_run(
         if kwargs:
             tracer.input_stack[-1].extend(tracer.traced(tensor) for tensor in tensors_in(kwargs))
 
-    args, kwargs = pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, (args, dict(kwargs)))
+    args, kwargs = clone_tensors((args, dict(kwargs)))
     inputs = tensors_in((args, kwargs))
     for tensor in inputs:
         tracer.describe(tensor, TracedTensor.fixed(tuple(tensor.shape)))

@@ -87,7 +87,8 @@ def read_config(folder: Path, plan: Plan) -> SavedConfig:
 
 
 def _saved_config(values: dict[str, Any], plan: Plan) -> SavedConfig:
-    """
+    """Return the class and the config that the values of a config.json name.
+
     Raises:
         ValueError: the values are not those that `write_config` writes with this plan.
     """
@@ -176,8 +177,8 @@ def find_class(model_type: Any, name: Any) -> type[PreTrainedModel] | None:
     """Return the class of transformers' own tables with this model type and name; None if there is none."""
     if (model_type, name) not in _known_names():
         return None
-    found = getattr(transformers, name, None)
-    return found if isinstance(found, type) and issubclass(found, PreTrainedModel) else None
+    known = getattr(transformers, name, None)
+    return known if isinstance(known, type) and issubclass(known, PreTrainedModel) else None
 
 
 @cache

@@ -31,13 +31,13 @@ class ModelCall:
         Raises:
             BatchError: the batch is not a dict of the model's arguments.
         """
-        found = {name: batch[name] for name in self.names if name in batch} if isinstance(batch, Mapping) else {}
-        if not any("label" not in name for name in found):
+        arguments = {name: batch[name] for name in self.names if name in batch} if isinstance(batch, Mapping) else {}
+        if not any("label" not in name for name in arguments):
             raise BatchError(
                 f"the loader: expected dicts of the model's arguments, such as {', '.join(self.names[:4])}; got "
                 f"{describe_value(batch)}"
             )
-        return found
+        return arguments
 
     def inputs(self, batch: Any) -> dict[str, Any]:
         """Return the arguments without labels.

@@ -10,9 +10,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from compress.distributed import all_gather_object
-from compress.errors import BatchError
-from compress.training import average_precision_of_boxes, can_measure_boxes, distillation
+from compress.training import average_precision_over_processes, can_measure_boxes, distillation
 
 from .model_loss import LossSum, ModelLoss
 
@@ -59,21 +57,18 @@ class ObjectDetection(ModelLoss):
     @torch.no_grad()
     def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
         losses = LossSum()
-        found: list[dict[str, Tensor]] = []
+        detections: list[dict[str, Tensor]] = []
         truth: list[dict[str, Tensor]] = []
         for batch in batches:
             outputs, labels = self.forward(model, batch), batch["labels"]
             losses.add(self.loss(outputs, batch), self.count_targets(batch))
-            found += self.detections(outputs)
+            detections += self.detections(outputs)
             truth += map(_target, labels)
         loss = losses.mean()
         if not can_measure_boxes():
             return {"minus_loss": -loss}
-        parts = all_gather_object(([*map(_on_cpu, found)], [*map(_on_cpu, truth)]))
-        found, truth = ([image for part in parts for image in part[side]] for side in (0, 1))
-        if not sum(len(image["boxes"]) for image in truth):
-            raise BatchError("val: expected at least one image with a box; the loader gave none")
-        return {**average_precision_of_boxes(found, truth), "loss": loss}
+        on_cpu = ([*map(_on_cpu, images)] for images in (detections, truth))
+        return {**average_precision_over_processes(*on_cpu), "loss": loss}
 
     def detections(self, outputs: Any) -> list[dict[str, Tensor]]:
         """Return boxes as corners relative to the image, scores and labels of each image, the best first."""

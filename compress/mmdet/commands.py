@@ -138,7 +138,8 @@ def export_saved_detector(
 
 
 def _image_paths(images: Path) -> list[Path]:
-    """
+    """Return an image, or the images of a folder, in the order of their names.
+
     Raises:
         ValueError: there is no image.
     """

@@ -121,7 +121,8 @@ def _silenced_logger() -> Iterator[None]:
 
 
 def _config_path(config: str | Path) -> Path:
-    """
+    """Return the path of a config.
+
     Raises:
         ValueError: it is neither a file nor the name of a packaged config.
     """
@@ -141,7 +142,8 @@ def _config_name(config: ConfigLike) -> str:
 
 
 def _load_checkpoint_(model: nn.Module, path: str) -> None:
-    """
+    """Load a state dict into a model.
+
     Raises:
         ValueError: the file does not exist or is not a state dict, or its weights do not fit the model.
     """

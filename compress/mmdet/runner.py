@@ -173,7 +173,8 @@ def _unwrap(model: Any) -> nn.Module:
 
 
 def _check_device(model: nn.Module) -> None:
-    """
+    """Check that a model is on the device of the Runner.
+
     Raises:
         ValueError: the model is on another device than the Runner would use.
     """

@@ -14,7 +14,14 @@ from .compact_forms import (
     use_compact_form_,
     use_compact_forms_,
 )
-from .example_inputs import CallInputs, as_call_inputs, first_examples, has_no_images, prepare_example_input
+from .example_inputs import (
+    CallInputs,
+    as_call_inputs,
+    clone_tensors,
+    first_examples,
+    has_no_images,
+    prepare_example_input,
+)
 from .forms import attend, attend_with_scores, join_heads, split_heads, split_qkv
 from .fresh_weights import fresh_tensors
 from .hugging_face import is_hugging_face_model
@@ -59,6 +66,7 @@ __all__ = [
     "choices_of",
     "choose_",
     "chosen_by_path",
+    "clone_tensors",
     "compact_form_of",
     "decisions_of",
     "dense_class_name",

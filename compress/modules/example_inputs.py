@@ -32,6 +32,11 @@ def as_call_inputs(example_inputs: Any) -> CallInputs:
     )
 
 
+def clone_tensors(values: Any) -> Any:
+    """Return nested values with all tensors cloned, because the code of a model may write to its inputs."""
+    return pytree.tree_map(lambda value: value.clone() if isinstance(value, Tensor) else value, values)
+
+
 def prepare_example_input(value: Any) -> Any:
     """Return an example input on which a zeroed and a wrongly sliced network differ.
 

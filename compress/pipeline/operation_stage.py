@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from compress.budget import OperationChoice, Operations, choose_operations, count_macs, smallest_operations
 from compress.data import derive_seed, num_batches
@@ -19,6 +18,7 @@ from compress.modules import (
     as_call_inputs,
     choices_of,
     chosen_by_path,
+    clone_tensors,
     module_mode,
     shared_copy,
     tensors_in,
@@ -188,7 +188,7 @@ def verify_operations(model: nn.Module, chosen: dict[str, str], example_inputs: 
 
 
 def _eval_outputs(model: nn.Module, example_inputs: Any) -> list[Tensor]:
-    args, kwargs = pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, as_call_inputs(example_inputs))
+    args, kwargs = clone_tensors(as_call_inputs(example_inputs))
     with module_mode(model, training=False):
         return tensors_in(model(*args, **kwargs))
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from compress.data import loader_problems, loaders, num_batches, peek_first_batch, test_loader
 from compress.errors import BatchError, NotReady, format_error
 from compress.graph import Groups
 from compress.modules import (
     as_call_inputs,
+    clone_tensors,
     guarded_parameters,
     is_hugging_face_model,
     module_mode,
@@ -312,7 +312,7 @@ def _test_problems(model: nn.Module, task: Task, test: Iterable[Any] | None, eng
 
 def _find_written_parameters(model: nn.Module, example_inputs: Any) -> None:
     """Run the model once, to know the parameters that its code writes to; `find_groups` explains why it fails."""
-    args, kwargs = pytree.tree_map(lambda v: v.clone() if isinstance(v, Tensor) else v, as_call_inputs(example_inputs))
+    args, kwargs = clone_tensors(as_call_inputs(example_inputs))
     with (
         suppress(Exception),
         guarded_parameters(model),

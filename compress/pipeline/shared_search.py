@@ -104,8 +104,8 @@ class SharedSearch:
         tensors |= {f"importance/{name}": t for name, t in self.result.importance.items()}
         kernels = {name: {str(d): list(kept) for d, kept in dims.items()} for name, dims in self.result.kernels.items()}
         values = {key: value for key, value in vars(self).items() if key not in ("groups", "result", "weights")}
-        found = {"run": run_digest, "notes": self.result.notes, "kernels": kernels}
-        store.save(tensors, values | found)
+        values |= {"run": run_digest, "notes": self.result.notes, "kernels": kernels}
+        store.save(tensors, values)
 
     @classmethod
     def _restore(cls, run: Run, groups: Groups, tensors: dict[str, Tensor], values: dict[str, Any]) -> SharedSearch:

@@ -6,10 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from compress.errors import format_error
-from compress.modules import as_call_inputs, guarded_parameters, module_mode
+from compress.modules import as_call_inputs, clone_tensors, guarded_parameters, module_mode
 from compress.recipe import LogitDistillation, Recipe
 from compress.storage import state_tensors
 from compress.training import Classification, Task, logits_of
@@ -44,11 +43,11 @@ def try_teacher(teacher: nn.Module, dense: nn.Module, recipe: Recipe, task: Task
     with module_mode(dense, training=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             with guarded_parameters(teacher):
-                taught = task.teach(teacher, pytree.tree_map(_clone, batch))
+                taught = task.teach(teacher, clone_tensors(batch))
         except Exception as error:  # of any type: the teacher's own code fails
             return [f"teacher: does not run on the first training batch: {format_error(error)}"]
         try:
-            outputs = task.forward(dense, pytree.tree_map(_clone, batch))
+            outputs = task.forward(dense, clone_tensors(batch))
             loss = task.distil(outputs, taught, distillations[0].temperature)
         except Exception as error:
             return [f"teacher: its outputs cannot be compared with the model's: {format_error(error)}"]
@@ -62,7 +61,7 @@ def try_teacher_on_inputs(teacher: nn.Module, dense: nn.Module, task: Task, exam
     """Run the teacher on the example inputs, if there is no batch; compare the shapes of logits."""
     outputs = []
     for model in (teacher, dense):
-        args, kwargs = pytree.tree_map(_clone, as_call_inputs(example_inputs))
+        args, kwargs = clone_tensors(as_call_inputs(example_inputs))
         with module_mode(model, training=False), torch.no_grad(), torch.random.fork_rng(devices=[]):
             try:
                 with guarded_parameters(model):
@@ -91,7 +90,3 @@ def _distillations(recipe: Recipe) -> list[LogitDistillation]:
     sections = (recipe.search, recipe.finetune)
     settings = [getattr(section, "distill", None) for section in sections]
     return [distill for distill in settings if isinstance(distill, LogitDistillation)]
-
-
-def _clone(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

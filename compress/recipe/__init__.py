@@ -17,6 +17,7 @@ from .fields import (
     StrictModel,
     TrainingConfig,
     Width,
+    parse_allowed_loss,
     parse_fraction,
     parse_number,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "format_limit",
     "only_inner_channels",
     "packaged_recipes",
+    "parse_allowed_loss",
     "parse_fraction",
     "parse_number",
     "register_config",

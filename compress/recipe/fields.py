@@ -52,6 +52,21 @@ def parse_fraction(value: Any) -> float | None:
     return parse_number(value)
 
 
+def parse_allowed_loss(loss: float | str, where: str) -> float:
+    """Return how much of a metric may be lost, as a fraction.
+
+    Args:
+        where: the argument or option, for the message.
+
+    Raises:
+        ValueError: it is not a fraction.
+    """
+    allowed = parse_fraction(loss)
+    if allowed is None or not 0 <= allowed < math.inf:
+        raise ValueError(f'{where}: expected what may be lost, as 0.02 or "2%"; got {loss!r}')
+    return allowed
+
+
 def _check_number(value: Any) -> float:
     number = parse_number(value)
     if number is None or not math.isfinite(number):

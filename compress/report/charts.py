@@ -42,7 +42,7 @@ Points: TypeAlias = tuple[list[float], list[float]]  # x and y of a curve
 MAX_POINTS = 400  # of a curve
 HEADROOM = 0.12  # above and below curves, relative to their range
 TASK_TERMS = ("loss", "task", "primary", "auxiliary", "distil", "features")  # terms of the loss
-PENALTY_TERMS = ("penalty", "bond")
+PENALTY_TERMS = ("penalty", "coupling")
 MAX_POLICY_GROUPS = 60  # with a chart of their own
 POLICY_NUMBERS = {  # key in a snapshot -> label
     "reward": "reward, moving average",

@@ -107,7 +107,7 @@ class Rarts(ScoredSearch):
         with torch.no_grad():
             distance = sum((u - w).square().sum() for u, w in zip(self.u, self.weights, strict=True))
         terms = {"primary": loss_p, "auxiliary": lambda_ * loss_a, "penalty": penalty}
-        terms["bond"] = self.config.beta / 2 * torch.as_tensor(distance)
+        terms["coupling"] = self.config.beta / 2 * torch.as_tensor(distance)
         return {"loss": torch.stack(list(terms.values())).sum(), **terms}
 
     @contextmanager

@@ -104,7 +104,7 @@ class Rvsm(Search):
         clip_and_step(self.optimizer, self.weights, self.config.clip)
         for name, u in self.sparse_copies.items():
             u.copy_(updated[name])
-        return {"loss": loss + penalty + coupling, "task": loss, "penalty": penalty, "bond": coupling}
+        return {"loss": loss + penalty + coupling, "task": loss, "penalty": penalty, "coupling": coupling}
 
     @torch.no_grad()
     def finish(self) -> None:

@@ -16,7 +16,7 @@ from rich.text import Text
 from compress.api import Pruned
 from compress.errors import BudgetError
 from compress.formatting import format_count, format_metric, printable
-from compress.recipe import Budget
+from compress.recipe import Budget, parse_allowed_loss
 from compress.report import NetworkNumbers
 
 UNKNOWN = "no validation data, and outputs without classes"
@@ -103,7 +103,7 @@ class Curve:
             ValueError: `loss` is not a number or a percentage.
             BudgetError: no network loses so little.
         """
-        allowed = _parse_loss(loss)
+        allowed = parse_allowed_loss(loss, "pick")
         if self.metric is None:
             raise BudgetError(f"pick: there is nothing to compare ({UNKNOWN}); give val=LOADER")
         good = [p for p in self.points if self.value(self.dense) - self.value(p.numbers) <= allowed + 1e-12]
@@ -210,14 +210,3 @@ def as_budget(value: float | str | dict[str, Any] | Budget, unit: str) -> Budget
     except ValidationError as error:
         problems = [details["msg"].removeprefix("Value error, ") for details in error.errors()]
         raise ValueError("budget: " + "\n  ".join(problems)) from None
-
-
-def _parse_loss(loss: float | str) -> float:
-    try:
-        text = str(loss).strip()
-        allowed = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
-        if not 0 <= allowed < math.inf:
-            raise ValueError
-    except ValueError:
-        raise ValueError(f'pick: expected what may be lost, as 0.01 or "1%"; got {loss!r}') from None
-    return allowed

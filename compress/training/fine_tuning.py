@@ -19,10 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils import _pytree as pytree
 
 from compress.data import AccumulatedBatch, batch_size_of, batches_of_step, num_batches
-from compress.modules import SearchSpace
+from compress.modules import SearchSpace, clone_tensors
 from compress.recipe import Finetune
 from compress.storage import extra_states, load_tensors_, set_extra_states_, state_tensors
 from compress.surgery import Plan
@@ -96,7 +95,7 @@ class FineTuner:
         self.done += 1
         if self.features.names and not self.features.kept:
             first_batch = batches_of_step(batch)[0]
-            self.features.match(lambda model: self.task.forward(model, pytree.tree_map(_clone, first_batch)))
+            self.features.match(lambda model: self.task.forward(model, clone_tensors(first_batch)))
         if config.drop_path and isinstance(self.job.student, SearchSpace):
             self.job.student.set_drop_path_(config.drop_path * (self.done - 1) / self.job.total)
         if config.cutout:
@@ -147,8 +146,8 @@ class FineTuner:
         # FSDP keeps the tensors that it gathers, which must not be those of inference mode.
         context = torch.inference_mode() if self.teacher is self.job.teacher else torch.no_grad()
         with self.features.recording({TEACHER: self.teacher}), context:
-            outputs = self.task.teach(self.teacher, pytree.tree_map(_clone, batch))  # some models change their input
-        return pytree.tree_map(_clone, outputs)  # tensors of inference mode cannot be saved for backward
+            outputs = self.task.teach(self.teacher, clone_tensors(batch))  # some models change their input
+        return clone_tensors(outputs)  # tensors of inference mode cannot be saved for backward
 
     def _measure_teacher(self, batch: Any) -> None:
         """Sum up the teacher's features in the step; if it has one micro-batch, the teacher need not run again."""
@@ -245,7 +244,3 @@ def fine_tune(job: FineTuneJob, task: Task, loader: Iterable[Any], resume: Resum
         space.set_drop_path_(0.0)
         space.remove_auxiliary_head_()
     job.student.eval()
-
-
-def _clone(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value

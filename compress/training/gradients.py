@@ -69,11 +69,11 @@ class GradientComputer:
     @property
     def state(self) -> dict[str, float]:
         """Return the values that a resumed run needs, under the keys of a checkpoint."""
-        return {"pieces": self.num_micro_batches, "scale": self.loss_scale, "since": self.steps_since_overflow}
+        return {"micro_batches": self.num_micro_batches, "scale": self.loss_scale, "since": self.steps_since_overflow}
 
     def restore_(self, state: Mapping[str, float]) -> None:
         """Restore the values of `state`."""
-        self.num_micro_batches, self.loss_scale = int(state["pieces"]), state["scale"]
+        self.num_micro_batches, self.loss_scale = int(state["micro_batches"]), state["scale"]
         self.steps_since_overflow = int(state["since"])
 
     def autocast(self) -> AbstractContextManager[Any]:

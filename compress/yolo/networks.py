@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,8 @@ def build(spec: str | Path | Model, *, classes: int | None = None, trust_pickle:
 
 
 def _from_yaml(spec: str, classes: int | None) -> Model:
-    """
+    """Build the network of a YAML, with random weights.
+
     Raises:
         ValueError: there is no such YAML, it is not that of a network, or its head is not known.
     """
@@ -72,7 +75,8 @@ def _with_classes(network: Any, replaced: Any) -> Any:
 
 
 def _from_checkpoint(path: Path, trust_pickle: bool) -> Model:
-    """
+    """Read the network of a checkpoint.
+
     Raises:
         ValueError: the restricted loader refuses the file, or its network is not known.
     """
@@ -88,7 +92,7 @@ def _from_checkpoint(path: Path, trust_pickle: bool) -> Model:
                 "a pickle. If you know where it comes from, say so: --trust-pickle, or trust_pickle=True. Otherwise "
                 "give the YAML of the network, and its weights as .safetensors"
             ) from error
-    with quiet(), _restricted(not trust_pickle):
+    with quiet(), _restricted_loader(not trust_pickle):
         model = YOLO(str(path))
     family_of(model.model, f"yolo {path}")
     return model
@@ -103,14 +107,11 @@ def _foreign_classes(path: Path) -> list[str]:
     return sorted(name for name in names if not name.startswith(("torch.", "ultralytics.")))
 
 
-class _restricted:  # noqa: N801  a context manager
-    """Let Ultralytics read checkpoints with its restricted loader during the block."""
-
-    def __init__(self, enabled: bool) -> None:
-        self.enabled, self.before = enabled, tasks.SAFE_LOAD
-
-    def __enter__(self) -> None:
-        tasks.SAFE_LOAD = self.enabled
-
-    def __exit__(self, *_: object) -> None:
-        tasks.SAFE_LOAD = self.before
+@contextmanager
+def _restricted_loader(enabled: bool) -> Iterator[None]:
+    """Let Ultralytics read checkpoints with its restricted loader, or without it, during the block."""
+    before, tasks.SAFE_LOAD = tasks.SAFE_LOAD, enabled
+    try:
+        yield
+    finally:
+        tasks.SAFE_LOAD = before

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import compress
 from compress import TraceError
+from compress.modules import clone_tensors
 from helpers.block_network import HALF_MACS, block_network
 
 
@@ -53,3 +54,13 @@ def test_inputs_may_be_a_tensor_a_tuple_or_a_dict() -> None:
         groups = compress.find_groups(Two(), inputs)
         assert [(g.name, g.width) for g in groups] == [("a", 6)]
         assert int(groups.cost.macs([6])) == 6 * 4 + 6 * 3  # of one example, whatever the batch
+
+
+def test_writing_to_cloned_inputs_leaves_the_inputs_alone() -> None:
+    x, y, label = torch.ones(2), torch.ones(3), object()
+    cloned = clone_tensors(((x, [y]), {"label": label}))
+    cloned[0][0].zero_()
+    cloned[0][1][0].zero_()
+    assert x.sum() == 2
+    assert y.sum() == 3
+    assert cloned[1]["label"] is label

@@ -14,6 +14,7 @@ from torch.nn.utils import prune
 import compress
 from helpers.digits import RECIPE, dense, loaders
 from helpers.refusals import refused
+from helpers.weights import same_weights
 
 
 def test_training_data_that_are_missing_are_asked_for() -> None:
@@ -220,9 +221,12 @@ def test_outputs_and_batches_of_hugging_face_serve() -> None:
         def forward(self, x: Tensor) -> Any:
             return {"logits": self.net(x)}
 
-    pairs = [UserDict({"pixel_values": x, "labels": y}) for x, y in list(loaders(count=128)[0])]
+    pairs = list(loaders(count=128)[0])
+    named = [UserDict({"pixel_values": x, "labels": y}) for x, y in pairs]
     recipe = {**RECIPE, "search": {"method": "magnitude"}, "finetune": {"epochs": "2 steps", "label_smoothing": 0.1}}
-    compress.prune(Named(), recipe, train=pairs, quiet=True)
+    pruned = compress.prune(Named(), recipe, train=named, quiet=True)
+    plain = compress.prune(dense(), recipe, train=pairs, quiet=True)
+    assert same_weights(pruned.model.net, plain.model)  # type: ignore[arg-type]
 
 
 def test_half_precision_brains_float_goes_through() -> None:

@@ -107,7 +107,8 @@ def test_branch_that_does_nothing_for_the_loss_goes_as_a_whole(seed: int) -> Non
     )
     for one in data * 3:
         search.step(one)
-    switches, found = search.switch_variances(), search.importance()
+    switches = dict(zip(search.evidence.scores, search.evidence.switch_variance.tolist(), strict=True))
+    found = search.importance()
     assert switches["up.1"] == 0
     assert min(switches["up.0"], switches["up.2"]) > 0.1
     assert not found["up.1"].any(), "a group may end with everything dropped"
@@ -134,6 +135,16 @@ def test_search_resumes_to_the_same_bits(gamma: Any, tmp_path: Any, monkeypatch:
     assert again.plan.keep == whole.plan.keep
     assert again.report.importance == whole.report.importance
     assert same_weights(again.model, whole.model)
+
+
+@pytest.mark.parametrize("settings", [{"gamma": 1e-4, "penalty": "macs"}, {"gamma": "auto", "line": object()}])
+def test_no_part_of_the_state_hides_another(settings: dict[str, Any]) -> None:
+    search = started(**settings)
+    parts = [search.regularizer.state(), search.evidence.state(), search.curvature.state()]
+    saved = {id(tensor) for tensor in search.state().values()}
+    assert all(id(tensor) in saved for part in parts for tensor in part.values())
+    tables = (search.gradient_sums, search.score_sums, search.dropped, search.base_costs)
+    assert all(id(tensor) in saved for table in tables for tensor in table.values())
 
 
 def started(steps: int = 8, task: Any = None, line: Any = None, epoch: int | None = None, **settings: Any) -> Any:

@@ -94,7 +94,7 @@ def test_measured_time_is_the_price_of_the_latency_penalty() -> None:
     assert first / second == pytest.approx(3)
     assert (40 * first + 24 * second) / 64 == pytest.approx(1)
     assert float(search.regularizer.value()) == pytest.approx(0.5 * 64)
-    assert set(search.state()) == {"price0", "price1"}, "a resumed search goes on with the prices that it had"
+    assert set(search.state()) == {"cost0", "cost1"}, "a resumed search goes on with the costs that it had"
     with pytest.raises(ValueError, match="latency cannot be measured in this search"):
         search_class("darts1")(config, Job(timed_network(VirtualClock()), groups, RegressionTask(), 3))
 

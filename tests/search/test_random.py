@@ -9,7 +9,7 @@ from helpers.regression import with_useless_features
 
 
 def test_random_scores_do_not_find_the_planted_channels() -> None:
-    """The test above would fail for scores that know nothing."""
+    """The tests of the other searches on these channels would fail for scores that know nothing."""
     found = []
     for seed in range(3):
         model, data, useless = with_useless_features(True, seed)

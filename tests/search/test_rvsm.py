@@ -76,7 +76,7 @@ def test_step_is_equation_2_6(groups: str, penalty: str) -> None:
         assert torch.allclose(p, before[name] - 0.05 * g, atol=1e-12)
     for name, u in search.sparse_copies.items():
         assert torch.equal(u, minimum[name])
-    assert float(terms["task"] + terms["bond"]) == pytest.approx(float(loss.detach()), rel=1e-9)
+    assert float(terms["task"] + terms["coupling"]) == pytest.approx(float(loss.detach()), rel=1e-9)
     expected = {"2.weight", "5.weight"} if groups == "dimensions" else {"0.weight", "2.weight", "5.weight"}
     assert set(search.penalized) == expected
 

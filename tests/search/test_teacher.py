@@ -17,11 +17,16 @@ from helpers.regression import RegressionTask
 class TeachingTask(RegressionTask):
     """A task whose teacher returns a dict, as mmdet's does, while `forward` returns a tensor."""
 
+    def __init__(self) -> None:
+        self.distances: list[float] = []
+
     def teach(self, model: nn.Module, batch: Any) -> Any:
         return {"teacher": self.forward(model, batch)}
 
     def distil(self, outputs: Any, teacher: Any, temperature: float) -> Tensor:
-        return super().distil(outputs, teacher["teacher"], temperature)
+        distance = super().distil(outputs, teacher["teacher"], temperature)
+        self.distances.append(float(distance.detach()))
+        return distance
 
 
 def started(method: str, teacher: nn.Module | None) -> Any:
@@ -36,11 +41,15 @@ def started(method: str, teacher: nn.Module | None) -> Any:
 
 @pytest.mark.parametrize("method", ["netslim", *TWO_BATCH_METHODS, "bayesnas", "bayes_compress"])
 def test_distillation_goes_by_teach(method: str) -> None:
-    search = started(method, nn.Linear(3, 2))
+    teacher = nn.Linear(3, 2)
+    search = started(method, teacher)
     batch = (torch.randn(4, 3), torch.randn(4, 2))
+    with torch.no_grad():
+        distance = float((search.job.model(batch[0]) - teacher(batch[0])).square().mean())
     for _ in range(4):
         terms = search.step((batch, batch) if search.batches_per_step == 2 else batch)
-    assert torch.isfinite(terms["loss"])
+        assert torch.isfinite(terms["loss"])
+    assert search.job.task.distances[0] == pytest.approx(distance, rel=1e-5)
 
 
 @pytest.mark.parametrize("method", ["netslim", "bayes_compress"])

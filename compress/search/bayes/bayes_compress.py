@@ -175,7 +175,7 @@ class BayesCompress(Search):
         tensors = [tensor for layer in self.layers.values() for tensor in layer.tensors()]
         return {f"layer{i}": tensor for i, tensor in enumerate(tensors)} | {
             "count": self.count,
-            "start": self.median_gamma,
+            "median_gamma": self.median_gamma,
             "clamped": self.clamped_counts,
         }
 

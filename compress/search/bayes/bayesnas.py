@@ -159,10 +159,6 @@ class Bayesnas(ScoredSearch):
             importance[name] = torch.where(dropped, 0.0, ordered)
         return importance
 
-    def switch_variances(self) -> dict[str, float]:
-        """Return the prior variance of each group's switch: zero where the whole group can be dropped."""
-        return dict(zip(self.evidence.scores, self.evidence.switch_variance.tolist(), strict=True))
-
     def notes(self) -> list[str]:
         kind = describe_kind(self.curvature.is_gauss_newton(self.job.task))
         if self.config.hessian == "paper":
@@ -172,21 +168,21 @@ class Bayesnas(ScoredSearch):
 
     def state(self) -> dict[str, Tensor]:
         tables = {
-            "slope": self.gradient_sums,
-            "mean": self.score_sums,
-            "dead": self.dropped,
-            "price": self.base_costs,
+            "gradient_sum": self.gradient_sums,
+            "score_sum": self.score_sums,
+            "dropped": self.dropped,
+            "base_cost": self.base_costs,
         }
         own = {f"{key}{i}": value for key, table in tables.items() for i, value in enumerate(table.values())}
         costs = self.regularizer.costs if isinstance(self.regularizer, Penalty) else []
-        weighted = {f"weighed{i}": cost for i, cost in enumerate(costs)}
+        weighted = {f"weighted_cost{i}": cost for i, cost in enumerate(costs)}
         return (
             super().state()
             | self.evidence.state()
             | self.curvature.state()
             | own
             | weighted
-            | {"seen": self.steps_seen, "images": self.samples_seen, "start": self.median_gamma}
+            | {"steps_seen": self.steps_seen, "samples_seen": self.samples_seen, "median_gamma": self.median_gamma}
         )
 
     @torch.no_grad()

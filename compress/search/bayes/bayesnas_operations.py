@@ -195,10 +195,10 @@ class BayesnasOperations(ScoredSearch):
         return [f"curvature of the scores: {kind}", f"{count} of {total} operations were dropped by their entropy"]
 
     def state(self) -> dict[str, Tensor]:
-        tables = {"variance": self.variance, "dropped": self.dropped, "worth": self.saliency}
+        tables = {"variance": self.variance, "dropped": self.dropped, "saliency": self.saliency}
         own = {f"{key}{i}": value for key, table in tables.items() for i, value in enumerate(table.values())}
-        own |= {f"slope{i}": total for i, total in enumerate(self.gradient_sums)}
-        own |= {"seen": self.steps_seen, "images": self.samples_seen}
+        own |= {f"gradient_sum{i}": total for i, total in enumerate(self.gradient_sums)}
+        own |= {"steps_seen": self.steps_seen, "samples_seen": self.samples_seen}
         return super().state() | self.curvature.state() | own
 
     def _sample(self, batch: Any) -> None:

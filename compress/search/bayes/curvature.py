@@ -70,8 +70,8 @@ class Curvature:
         self._records: dict[int, _LayerRecord] = {}  # by id of the layer
 
     def state(self) -> dict[str, Tensor]:
-        sums = {f"curvature{i}": total for i, total in enumerate(self.sums.values())}
-        return sums | {"curvature": self.switches, "curvatures": self.count}
+        sums = {f"curvature/sum{i}": total for i, total in enumerate(self.sums.values())}
+        return sums | {"curvature/switches": self.switches, "curvature/count": self.count}
 
     def tensors(self) -> list[Tensor]:
         return [*self.sums.values(), self.switches, self.count]

@@ -98,19 +98,19 @@ class Evidence:
             {name: torch.ones_like(a, requires_grad=False) for name, a in scores.items()} for _ in range(5)
         )
         first = next(iter(scores.values()))
-        self.switch_variance = first.detach().new_ones(len(scores))
+        self.switch_variance = first.detach().new_ones(len(scores))  # zero where a whole group can be dropped
         self.clamped_counts = first.detach().new_zeros(2)  # negative and non-finite curvatures so far
 
     def state(self) -> dict[str, Tensor]:
         tables = {
-            "prior": self.gamma,
+            "gamma": self.gamma,
             "omega": self.omega,
-            "worth": self.saliency,
-            "bent": self.curvature,
-            "slope": self.gradient,
+            "saliency": self.saliency,
+            "curvature": self.curvature,
+            "gradient": self.gradient,
         }
-        own = {f"{key}{i}": value for key, table in tables.items() for i, value in enumerate(table.values())}
-        return own | {"switch": self.switch_variance, "clamped": self.clamped_counts}
+        own = {f"evidence/{key}{i}": value for key, table in tables.items() for i, value in enumerate(table.values())}
+        return own | {"evidence/switches": self.switch_variance, "evidence/clamped": self.clamped_counts}
 
     @torch.no_grad()
     def update_saliency_(self, w: GroupValues, g: GroupValues, h: GroupValues, noise: float) -> None:

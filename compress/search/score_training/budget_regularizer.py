@@ -48,7 +48,7 @@ class BudgetRegularizer(ScoreRegularizer):
         self.shrink_mask = [torch.zeros_like(a) for a in self.alpha]  # 1 where a score shrinks to zero
 
     def state(self) -> dict[str, Tensor]:
-        tables = {"worth": self.saliency, "below": self.shrink_mask}
+        tables = {"saliency": self.saliency, "shrink_mask": self.shrink_mask}
         own = {f"{key}{i}": tensor for key, tensors in tables.items() for i, tensor in enumerate(tensors)}
         schedule = self.job.schedule
         times = schedule.measured_times if isinstance(schedule, PruningSchedule) else None

@@ -54,7 +54,7 @@ class Penalty(ScoreRegularizer):
 
     def state(self) -> dict[str, Tensor]:
         measured = self.costs if self.config.penalty == "latency" else []
-        tables = {"sparse": self.sparse_copies, "price": measured}
+        tables = {"sparse": self.sparse_copies, "cost": measured}
         return {f"{key}{i}": tensor for key, tensors in tables.items() for i, tensor in enumerate(tensors)}
 
     @torch.no_grad()

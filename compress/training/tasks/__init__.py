@@ -1,6 +1,6 @@
 """Tasks: classification, segmentation, detection with torchvision's detectors, regression, imitation of a teacher."""
 
-from .average_precision import average_precision as average_precision_of_boxes
+from .average_precision import average_precision_over_processes
 from .average_precision import can_measure as can_measure_boxes
 from .classification import Classification, logits_of
 from .detection import Detection
@@ -15,7 +15,7 @@ __all__ = [
     "Segmentation",
     "Unlabelled",
     "as_batches",
-    "average_precision_of_boxes",
+    "average_precision_over_processes",
     "can_measure_boxes",
     "has_labels",
     "logits_of",

@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compress.distributed import all_gather_object
+from compress.errors import BatchError
+
 METRICS = {"ap": 0, "ap50": 1, "ap75": 2}  # by name: position in pycocotools' summary
 INSTALL = 'average precision needs pycocotools; install it: pip install "compress[detection]"'
 
@@ -20,6 +23,20 @@ Boxes = Mapping[str, Tensor]  # of one image, on the CPU: boxes (x1, y1, x2, y2)
 def can_measure() -> bool:
     """Return whether pycocotools is installed."""
     return importlib.util.find_spec("pycocotools") is not None
+
+
+def average_precision_over_processes(detections: Sequence[Boxes], targets: Sequence[Boxes]) -> dict[str, float]:
+    """Return the average precision on the images of all processes.
+
+    Raises:
+        BatchError: no image has a target.
+        ImportError: pycocotools is not installed.
+    """
+    parts = all_gather_object((list(detections), list(targets)))
+    all_detections, all_targets = ([image for part in parts for image in part[side]] for side in (0, 1))
+    if not sum(len(image["boxes"]) for image in all_targets):
+        raise BatchError("val: expected at least one image with a box; the loader gave none")
+    return average_precision(all_detections, all_targets)
 
 
 def average_precision(detections: Sequence[Boxes], targets: Sequence[Boxes]) -> dict[str, float]:

@@ -14,8 +14,9 @@ from compress.errors import BatchError
 from compress.formatting import describe_value
 
 from ..distillation_losses import distillation
-from ..task import SampleLosses, Task
-from .batch_fields import IGNORED, TARGETS, Pick, describe_mismatch, split_fields
+from ..task import SampleLosses
+from .batch_fields import IGNORED, TARGETS, describe_mismatch, split_fields
+from .labelled_task import LabelledTask
 
 
 class SoftBatch(NamedTuple):
@@ -25,7 +26,7 @@ class SoftBatch(NamedTuple):
     target: Tensor
 
 
-class Classification(Task):
+class Classification(LabelledTask):
     """Classify images: cross entropy, accuracy, KL divergence of the logits.
 
     Args:
@@ -36,23 +37,8 @@ class Classification(Task):
         target: where the target is, likewise. Targets are class numbers, or rows of probabilities.
     """
 
-    sums_over_processes = True
     distill_weight = 8.0
-
-    def __init__(
-        self,
-        train: Iterable[Any] | None = None,
-        val: Iterable[Any] | None = None,
-        *,
-        input: Pick | None = None,
-        target: Pick | None = None,
-    ) -> None:
-        self.train, self.val = train, val
-        self._input, self._target = input, target
-        self.classes: int | None = None
-
-    def inputs(self, batch: Any) -> Any:
-        return self.split(batch)[0]
+    classes: int | None = None
 
     def forward(self, model: nn.Module, batch: Any) -> Any:
         return model(self.split(batch)[0])

@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.distributed import all_gather_object
 from compress.errors import BatchError
 from compress.formatting import describe_value
 from compress.recipe import Recipe
 
-from ..task import Task
-from .average_precision import INSTALL, average_precision, can_measure
-from .batch_fields import INPUTS, TARGETS, Pick, pick_field
+from .average_precision import INSTALL, average_precision_over_processes, can_measure
+from .batch_fields import INPUTS, TARGETS, pick_field
 from .detector_modes import check_detector, feature_distance, recording_features, returning_losses
+from .labelled_task import LabelledTask
 
 COLLATE = "DataLoader(dataset, batch_size=2, collate_fn=lambda batch: tuple(zip(*batch)))"
 MEASURED = ("boxes", "labels", "scores", "iscrowd", "area")
@@ -31,7 +30,7 @@ class DetectorOutputs:
     maps: list[Tensor]
 
 
-class Detection(Task):
+class Detection(LabelledTask):
     """Detect objects with torchvision's detectors: their losses, AP of boxes, distillation of feature maps.
 
     The loss is the sum of the losses that the detector returns in training mode; they are computed in eval mode, too.
@@ -50,19 +49,7 @@ class Detection(Task):
         target: where the targets are, likewise.
     """
 
-    sums_over_processes = True
     distill_weight = 1.0
-
-    def __init__(
-        self,
-        train: Iterable[Any] | None = None,
-        val: Iterable[Any] | None = None,
-        *,
-        input: Pick | None = None,
-        target: Pick | None = None,
-    ) -> None:
-        self.train, self.val = train, val
-        self._input, self._target = input, target
 
     def inputs(self, batch: Any) -> list[Tensor]:
         """Return the first image, as the list that a detector takes: costs are those of one image."""
@@ -111,11 +98,7 @@ class Detection(Task):
             images, targets = self.split(batch)
             detections += map(_measured, model(images))
             truth += map(_measured, targets)
-        parts = all_gather_object((detections, truth))
-        detections, truth = ([image for part in parts for image in part[side]] for side in (0, 1))
-        if not sum(len(image["boxes"]) for image in truth):
-            raise BatchError("val: expected at least one image with a box; the loader gave none")
-        return average_precision(detections, truth)
+        return average_precision_over_processes(detections, truth)
 
     def objections(self, recipe: Recipe) -> list[str]:
         """Return that pycocotools is missing, if there is something to measure."""

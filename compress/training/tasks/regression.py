@@ -13,14 +13,14 @@ from compress.distributed import all_gather_object, all_reduce_sum
 from compress.errors import BatchError
 from compress.formatting import describe_value
 
-from ..task import Task
 from .batch_fields import TARGETS, Pick, describe_mismatch, single_sample, split_fields
+from .labelled_task import LabelledTask
 
 RegressionLoss = Literal["mse", "l1", "huber"]
 ROUNDING = 1e-12  # relative size below which a variance is that of a constant
 
 
-class Regression(Task):
+class Regression(LabelledTask):
     """Predict numbers: squared, absolute or Huber loss, R² and mean absolute error, and the same loss to the teacher.
 
     The loss is the mean over all numbers of the targets. R² is that of scikit-learn: the mean over outputs, which lie
@@ -40,7 +40,6 @@ class Regression(Task):
         ValueError: the loss has another name, or delta is not positive.
     """
 
-    sums_over_processes = True
     distill_weight = 1.0
 
     def __init__(
@@ -58,11 +57,8 @@ class Regression(Task):
                 f"Regression: expected loss={' or '.join(map(repr, get_args(RegressionLoss)))} and delta above 0; got "
                 f"loss={loss!r}, delta={delta}"
             )
-        self.train, self.val = train, val
-        self._input, self._target, self._loss, self._delta = input, target, loss, delta
-
-    def inputs(self, batch: Any) -> Any:
-        return self.split(batch)[0]
+        super().__init__(train, val, input=input, target=target)
+        self._loss, self._delta = loss, delta
 
     def forward(self, model: nn.Module, batch: Any) -> Any:
         return model(self.inputs(batch))

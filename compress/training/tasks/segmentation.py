@@ -14,14 +14,14 @@ from compress.errors import BatchError
 from compress.formatting import describe_value
 
 from ..distillation_losses import distillation
-from ..task import Task
 from .batch_fields import IGNORED, MASKS, Pick, describe_mismatch, single_sample, split_fields
+from .labelled_task import LabelledTask
 from .pixel_losses import TINY, confusion_matrix, image_losses, mean_iou, pixel_weights
 
 VOID = 255  # usual mark of pixels without a class
 
 
-class Segmentation(Task):
+class Segmentation(LabelledTask):
     """Segment images: cross entropy and Dice loss, mean IoU, KL divergence of the logits of each pixel.
 
         loss = sum_n w_n (cross_entropy * CE_n + dice * Dice_n) / sum_n w_n + auxiliary * (the same of the output "aux")
@@ -49,7 +49,6 @@ class Segmentation(Task):
         ValueError: a weight is negative, or all are zero.
     """
 
-    sums_over_processes = True
     distill_weight = 8.0
 
     def __init__(
@@ -71,15 +70,11 @@ class Segmentation(Task):
                 "Segmentation: expected weights of 0 or more, and cross_entropy or dice above 0; got cross_entropy="
                 f"{cross_entropy}, dice={dice}, auxiliary={auxiliary}, class_weights={class_weights}"
             )
-        self.train, self.val = train, val
-        self._input, self._target = input, target
+        super().__init__(train, val, input=input, target=target)
         self._cross_entropy, self._dice, self._auxiliary = cross_entropy, dice, auxiliary
         self._class_weights = torch.tensor(weights) if weights else None
         self._void_is_default = ignore is None
         self._ignore = (VOID,) if ignore is None else (ignore,) if isinstance(ignore, int) else tuple(ignore)
-
-    def inputs(self, batch: Any) -> Any:
-        return self.split(batch)[0]
 
     def forward(self, model: nn.Module, batch: Any) -> Any:
         return model(self.inputs(batch))
