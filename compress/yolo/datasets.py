@@ -35,7 +35,9 @@ def read_data(data: str | Path, family: Family) -> dict[str, Any]:
         if not (Path(data) / "train").is_dir():
             raise ValueError(f"{where}: expected a folder with train/CLASS/IMAGE and val/CLASS/IMAGE; found no train")
         with quiet():
-            return check_cls_dataset(data)  # type: ignore[no-any-return]
+            folders: dict[str, Any] = check_cls_dataset(data)
+        _check_class_folders(folders, where)
+        return folders
     try:
         with quiet():
             file = check_file(str(data), hard=False)
@@ -98,6 +100,23 @@ def build_loader(
         collate_fn=getattr(dataset, "collate_fn", None),
         worker_init_fn=seed_worker,
     )
+
+
+def _check_class_folders(folders: dict[str, Any], where: str) -> None:
+    """Check that training and validation data have the same classes, which are numbered by their folders.
+
+    Raises:
+        ValueError: they have not, or there are no validation data.
+    """
+    if not folders["val"]:
+        raise ValueError(f"{where}: expected a folder with train/CLASS/IMAGE and val/CLASS/IMAGE; found no val")
+    train, val = ({path.name for path in Path(folders[part]).iterdir() if path.is_dir()} for part in ("train", "val"))
+    if train != val:
+        differing = ", ".join(sorted(train ^ val)[:3])
+        raise ValueError(
+            f"{where}: expected the same class folders in train and val; they have {len(train)} and {len(val)}, and "
+            f"differ in {differing}. Classes are numbered by their folders; add the missing ones, with their images"
+        )
 
 
 def _check_labels(dataset: Any, where: str) -> None:

@@ -44,6 +44,8 @@ class YoloOutputs:
 def yolo_task(model: Model | nn.Module, *, data: str | Path, seed: int = 0, **settings: Any) -> YoloTask:
     """Return the task of a YOLO object, or of its network, on a data YAML.
 
+    A network whose classes have numbers for names, as those that are built from a YAML, gets the names of the data.
+
     Args:
         data: data YAML with train, val and names; for classification a folder.
         settings: of Ultralytics, such as imgsz=320, batch=8, mosaic=0.5.
@@ -63,6 +65,8 @@ def yolo_task(model: Model | nn.Module, *, data: str | Path, seed: int = 0, **se
     shapes = [list(described.get("kpt_shape") or ()) for described in (network.yaml, content)]
     if family.task == "pose" and shapes[0] != shapes[1]:
         raise ValueError(f"data {data}: kpt_shape: expected {shapes[0]}, that of the network; got {shapes[1]}")
+    if all(str(name) == str(number) for number, name in network.names.items()):
+        network.names = {number: str(content["names"][number]) for number in range(classes)}
     default_size = CLASSIFIER_IMAGE_SIZE if family.task == "classify" else None
     return YoloTask(network, family, content, read_settings(family.task, str(data), settings, default_size), seed)
 

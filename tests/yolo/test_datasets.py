@@ -59,6 +59,21 @@ def test_folder_of_classes_without_a_training_part_is_refused(yolo_model: Build,
         yolo.task(yolo_model("classify"), data=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("renamed", "message"), [("", "found no val$"), ("blue", "they have 2 and 2, and differ in blue, red")]
+)
+def test_folders_of_classes_that_number_the_classes_otherwise_are_refused(
+    renamed: str, message: str, yolo_model: Build, tmp_path: Path
+) -> None:
+    make_data(tmp_path, "classify")
+    if renamed:
+        (tmp_path / "val" / "red").rename(tmp_path / "val" / renamed)
+    else:
+        shutil.rmtree(tmp_path / "val")
+    with pytest.raises(ValueError, match=message):
+        yolo.task(yolo_model("classify"), data=tmp_path)
+
+
 def test_poses_need_the_number_of_keypoints(yolo_model: Build, tmp_path: Path) -> None:
     (tmp_path / "data.yaml").write_text("train: images\nval: images\nnames: [a, b]\n")
     with pytest.raises(ValueError, match="it has no kpt_shape"):
