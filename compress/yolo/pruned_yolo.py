@@ -12,7 +12,7 @@ from ultralytics.engine.model import Model
 from ultralytics.utils import DEFAULT_CFG_DICT, callbacks
 
 from compress.modules import set_eval_flags_
-from compress.storage import atomic_directory, find_saved
+from compress.storage import YOLO_FILE, atomic_directory, find_saved
 from compress.surgery import Plan, save_model
 from compress.surgery import load as load_network_
 
@@ -106,10 +106,15 @@ def load(directory: str | Path, model: str | Path | Model | None = None) -> Prun
         ValueError: the YAML or the saved architecture cannot be used.
     """
     folder = find_saved(Path(directory))
+    if not (folder / "plan.json").is_file():
+        raise FileNotFoundError(
+            f"{folder}: expected a directory written by save(), or a workdir; it has no plan.json. "
+            "A .pt file that Ultralytics wrote is read by compress.yolo.build, or by ultralytics.YOLO"
+        )
     saved: Architecture | None = None
     if model is None:
         saved = Architecture.read(folder)
-        network = saved.build(str(folder))
+        network = saved.build(str(folder / YOLO_FILE))
     elif isinstance(model, Model):
         network = copy.deepcopy(model.model)
     else:

@@ -68,7 +68,13 @@ def yolo_task(model: Model | nn.Module, *, data: str | Path, seed: int = 0, **se
     if all(str(name) == str(number) for number, name in network.names.items()):
         network.names = {number: str(content["names"][number]) for number in range(classes)}
     default_size = CLASSIFIER_IMAGE_SIZE if family.task == "classify" else None
-    return YoloTask(network, family, content, read_settings(family.task, str(data), settings, default_size), seed)
+    values = read_settings(family.task, str(data), settings, default_size)
+    if values.imgsz % (stride := int(network.stride.max())):
+        nearest = max(stride, round(values.imgsz / stride) * stride)
+        raise ValueError(
+            f"imgsz: expected a multiple of {stride}, the stride of the network; got {values.imgsz}. Give {nearest}"
+        )
+    return YoloTask(network, family, content, values, seed)
 
 
 def classes_of(model: Model, data: str | Path) -> int:

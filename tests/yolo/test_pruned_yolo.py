@@ -79,6 +79,12 @@ def test_saved_network_is_loaded_bit_equal_with_and_without_its_yaml(pruned: Any
         yolo.load(tmp_path / "out", "yolov8n.pt")
 
 
+def test_path_without_a_plan_is_no_saved_network(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path / "best.pt"):
+        with pytest.raises(FileNotFoundError, match=r"expected a directory written by save\(\).*compress\.yolo\.build"):
+            yolo.load(path)
+
+
 def test_training_of_a_reloaded_network_goes_on_with_its_widths(
     pruned: Any, yolo_data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
