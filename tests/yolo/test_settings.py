@@ -59,10 +59,12 @@ def test_settings_that_do_not_exist_or_have_another_place_are_refused(overrides:
 
 
 def test_setting_that_does_not_exist_prints_no_help_of_another_program() -> None:
-    printed = Mock(spec=logging.Handler, level=logging.INFO)
+    printed, level = Mock(spec=logging.Handler, level=logging.INFO), LOGGER.level
     LOGGER.addHandler(printed)
+    LOGGER.setLevel(logging.INFO)
     with pytest.raises(ValueError, match="imgzs"):
         read_settings("detect", "data.yaml", {"imgzs": 64})
+    LOGGER.setLevel(level)
     LOGGER.removeHandler(printed)
     assert not printed.handle.called
 
