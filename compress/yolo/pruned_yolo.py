@@ -59,7 +59,16 @@ class PrunedYOLO(YOLO):  # type: ignore[misc]
         """Train the pruned network as `YOLO.train` trains a dense one, on one device.
 
         Ultralytics writes its checkpoints, which are pickles, and reads the best one back.
+
+        Raises:
+            ValueError: `resume` is given; a stopped training starts again from the weights of its checkpoint.
         """
+        if settings.get("resume"):
+            raise ValueError(
+                "resume: Ultralytics would start again on data of its own. Start from the weights of the last epoch: "
+                'compress.yolo.PrunedYOLO(compress.yolo.build("last.pt").model, plan).train(...), with the plan of the '
+                "saved network (.plan)"
+            )
         chosen = trainer or self._smart_load("trainer")
         return super().train(trainer=keep_network(chosen, self.model), **settings)
 

@@ -110,5 +110,7 @@ def test_training_on_other_classes_or_devices_is_refused(
     model = yolo.PrunedYOLO(pruned.model)
     with pytest.raises(ValueError, match=r"expected 2 classes, those of the network; got 3\. Train the dense network"):
         model.train(data=str(tmp_path / "three.yaml"), epochs=1, project=str(tmp_path), **SMALL)
+    with pytest.raises(ValueError, match=r"resume: .*PrunedYOLO\(compress\.yolo\.build\("):
+        model.train(data=str(tmp_path / "three.yaml"), resume=True)
     with pytest.raises(ValueError, match="plan: expected the plan that the network was pruned by"):
         yolo.save(model, tmp_path / "out")
