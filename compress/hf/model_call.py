@@ -59,6 +59,7 @@ class ModelCall:
             raise BatchError(
                 "the model: expected a loss, as Hugging Face's models return it for a batch with labels; got "
                 f"none for {describe_value(batch)}. Name the labels as the model does ({labels}), or write a task "
-                "with your own loss (see compress.Task)"
+                "with your own loss (see compress.Task). Without labels: search magnitude, and compensate: "
+                "least_squares with calibration=INPUTS"
             )
         return loss.mean()  # type: ignore[no-any-return]

@@ -10,11 +10,14 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from compress.errors import BatchError
+from compress.formatting import describe_value
 from compress.training import average_precision_over_processes, can_measure_boxes, distillation
 
 from .model_loss import LossSum, ModelLoss
 
 MAX_DETECTIONS = 100  # per image, as COCO counts them
+MOST_RELATIVE = 2.0  # a larger value of a box is in pixels
 BOX_WEIGHT = 5.0  # of the distance of boxes in distillation, as in DETR's own loss
 
 
@@ -35,6 +38,12 @@ class ObjectDetection(ModelLoss):
     ) -> None:
         super().__init__(model, train, val)
         self._classes = len(model.config.id2label or ())
+
+    def forward(self, model: nn.Module, batch: Any) -> Any:
+        arguments = self._call.arguments(batch)
+        if arguments.get("labels") is not None:
+            check_labels(arguments["labels"], self._classes)
+        return model(**arguments)
 
     def distil(self, outputs: Any, teacher: Any, temperature: float) -> Tensor:
         targets, target_boxes = teacher["logits"].float(), teacher["pred_boxes"].float()
@@ -60,10 +69,10 @@ class ObjectDetection(ModelLoss):
         detections: list[dict[str, Tensor]] = []
         truth: list[dict[str, Tensor]] = []
         for batch in batches:
-            outputs, labels = self.forward(model, batch), batch["labels"]
+            outputs = self.forward(model, batch)
             losses.add(self.loss(outputs, batch), self.count_targets(batch))
             detections += self.detections(outputs)
-            truth += map(_target, labels)
+            truth += map(_target, batch["labels"])
         loss = losses.mean()
         if not can_measure_boxes():
             return {"minus_loss": -loss}
@@ -92,6 +101,42 @@ class ObjectDetection(ModelLoss):
 
     def _probabilities(self, logits: Tensor) -> Tensor:
         return logits.softmax(-1) if self._is_softmax(logits) else logits.sigmoid()
+
+
+def check_labels(labels: Any, classes: int) -> None:
+    """Check the labels of a batch.
+
+    Args:
+        classes: of the model.
+
+    Raises:
+        BatchError: they are not those of DETR's image processor.
+    """
+    for label in labels if isinstance(labels, (list, tuple)) else [labels]:
+        if problem := _label_problem(label, classes):
+            raise BatchError(
+                f"labels: expected for each image a dict with class_labels (n,) and boxes (n, 4), as DETR's image "
+                f"processor makes them: center and size, relative to the image; {problem}"
+            )
+
+
+def _label_problem(label: Any, classes: int) -> str:
+    """Return what is wrong with the label of an image; "" if nothing is."""
+    if not isinstance(label, Mapping) or not {"class_labels", "boxes"} <= label.keys():
+        return f"got {describe_value(label)}"
+    numbers, boxes = label["class_labels"], label["boxes"]
+    if not isinstance(boxes, Tensor) or boxes.ndim != 2 or boxes.shape[1] != 4 or not boxes.is_floating_point():
+        return f"boxes are {describe_value(boxes)}. Give floats of shape (n, 4), (0, 4) if there are none"
+    if not isinstance(numbers, Tensor) or numbers.shape != boxes.shape[:1] or numbers.is_floating_point():
+        return f"class_labels are {describe_value(numbers)}. Give a class number for each of {len(boxes)} boxes"
+    if not len(boxes) or (boxes.device.type != "cpu" and torch.is_grad_enabled()):
+        return ""  # looking at values on a device would wait for it
+    if float(boxes.abs().max()) > MOST_RELATIVE:
+        return f"a box has the value {float(boxes.abs().max()):g}. Divide pixels by the width and height of the image"
+    if int(numbers.min()) < 0 or int(numbers.max()) >= classes:
+        bad = int(numbers.min()) if int(numbers.min()) < 0 else int(numbers.max())
+        return f"class {bad} is not one of the model's {classes}, 0 to {classes - 1}. Set its num_labels, or renumber"
+    return ""
 
 
 @torch.no_grad()

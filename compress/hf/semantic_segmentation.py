@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -27,6 +28,7 @@ class SemanticSegmentation(Segmentation):
     ) -> None:
         self._call = ModelCall(model)
         ignored = getattr(model.config, "semantic_loss_ignore_index", None)
+        self._outputs = len(model.config.id2label or ())
         super().__init__(train, val, input=model.main_input_name, target="labels", ignore=ignored)
 
     def inputs(self, batch: Any) -> dict[str, Any]:
@@ -34,10 +36,17 @@ class SemanticSegmentation(Segmentation):
         return self._call.inputs(batch)
 
     def forward(self, model: nn.Module, batch: Any) -> Any:
-        return model(**self._call.arguments(batch))
+        arguments = self._call.arguments(batch)
+        if arguments.get("labels") is not None:
+            self._check_classes(self.split(batch)[1], self._outputs)
+            labels = arguments["labels"].long()  # the models take no other type and no channel
+            arguments["labels"] = labels[:, 0] if labels.ndim == 4 else labels
+        return model(**arguments)
 
     def teach(self, model: nn.Module, batch: Any) -> Any:
         return model(**self._call.inputs(batch))
 
     def loss(self, outputs: Any, batch: Any) -> Tensor:
-        return self._call.loss(outputs, batch)
+        """Return the loss of the model; 0 if all pixels are ignored, where the model's own is not a number."""
+        loss = self._call.loss(outputs, batch)
+        return torch.where(self.counted_pixels(batch).any(), loss, torch.zeros_like(loss))

@@ -202,13 +202,14 @@ def _find_task(recipe: Recipe, inputs: UserInputs) -> Task:
 
 
 def _task_of_hugging_face(model: nn.Module, task: Task, train: Iterable[Any] | None, batch: Any) -> Task:
-    """Return the task of a Hugging Face model if its batches are dicts with labels; else the task as it is."""
-    has_names = isinstance(batch, Mapping) and any("label" in str(name) for name in batch)
-    if not has_names or not is_hugging_face_model(model):
+    """Return the task of a Hugging Face model if its batches are dicts; else, or without labels of images, the task."""
+    if not isinstance(batch, Mapping) or not is_hugging_face_model(model):
         return task
     from compress.hf import task as task_of_model
 
-    return task_of_model(model, train, task.val)
+    found = task_of_model(model, train, task.val)
+    has_labels = any("label" in str(name) for name in batch)
+    return found if has_labels or type(found) is not Classification else task
 
 
 def _find_test(recipe: Recipe, inputs: UserInputs) -> Iterable[Any] | None:

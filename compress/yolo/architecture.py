@@ -17,10 +17,11 @@ from torch import nn
 from ultralytics import __version__
 from ultralytics.nn import tasks
 
+from compress.formatting import describe_value
 from compress.storage import YOLO_FILE, isolated_random_state, read_json, write_atomic
 
 from .families import family_of, family_of_head
-from .quiet import quiet
+from .quiet import plain_text, quiet
 
 ACTIVATION = re.compile(r"(?:torch\.)?nn\.(\w+)\((?:(?:inplace=)?(?:True|False)|[0-9.e-]*)\)")
 WITH_DOWNLOADS = ("TorchVision",)  # layers that fetch weights when they are built
@@ -46,11 +47,16 @@ class Architecture:
         """Build the network with random weights.
 
         Raises:
-            ValueError: the head is not known.
+            ValueError: the head is not known, or the layers and their arguments do not go together.
         """
         family = family_of_head(self.yaml["head"][-1][2], where)
-        with quiet(), isolated_random_state():
-            network: Any = family.network(copy.deepcopy(self.yaml), ch=self.yaml.get("channels", 3), verbose=False)
+        try:
+            with quiet(), isolated_random_state():
+                network: Any = family.network(copy.deepcopy(self.yaml), ch=self.yaml.get("channels", 3), verbose=False)
+        except Exception as error:  # the type depends on the layer
+            raise ValueError(
+                f"{where}: the architecture cannot be built: {type(error).__name__}: {plain_text(error)}. {ADVICE}"
+            ) from error
         network.names = dict(self.names)
         network.task = family.task
         return network  # type: ignore[no-any-return]
@@ -78,6 +84,8 @@ class Architecture:
             raise FileNotFoundError(f"{path}: expected the architecture of the network; there is none. {ADVICE}")
         try:
             content = read_json(path)
+            if not isinstance(content, dict):
+                raise ValueError(f"expected a JSON object; got {describe_value(content)}")
             names, size = content["names"], content["image_size"]
             yaml = content["yaml"]
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -97,7 +105,9 @@ def check_yaml(yaml: Any) -> None:
     Raises:
         ValueError: it names something else; the message says where.
     """
-    if not isinstance(yaml, dict) or not all(isinstance(yaml.get(key), list) for key in ("backbone", "head")):
+    if not isinstance(yaml, dict) or not all(
+        isinstance(yaml.get(key), list) and yaml[key] for key in ("backbone", "head")
+    ):
         raise ValueError("yaml: expected a dict with backbone and head, each a list of layers")
     activation = yaml.get("activation")
     if activation:

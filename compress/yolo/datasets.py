@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 from torch.utils.data import DataLoader
 from ultralytics.data.build import seed_worker
-from ultralytics.data.utils import check_cls_dataset, check_det_dataset
+from ultralytics.data.utils import check_cls_dataset, check_det_dataset, img2label_paths
 from ultralytics.utils import YAML
 from ultralytics.utils.checks import check_file
 
@@ -17,6 +18,8 @@ from compress.modules import unwrap_model
 
 from .families import Family
 from .quiet import plain_text, quiet
+
+LABELS_ADVICE = "The labels of images/a.jpg are in labels/a.txt, one line for each object"
 
 
 def read_data(data: str | Path, family: Family) -> dict[str, Any]:
@@ -32,7 +35,9 @@ def read_data(data: str | Path, family: Family) -> dict[str, Any]:
         if not (Path(data) / "train").is_dir():
             raise ValueError(f"{where}: expected a folder with train/CLASS/IMAGE and val/CLASS/IMAGE; found no train")
         with quiet():
-            return check_cls_dataset(data)  # type: ignore[no-any-return]
+            folders: dict[str, Any] = check_cls_dataset(data)
+        _check_class_folders(folders, where)
+        return folders
     try:
         with quiet():
             file = check_file(str(data), hard=False)
@@ -53,8 +58,10 @@ def read_data(data: str | Path, family: Family) -> dict[str, Any]:
     try:
         with quiet():
             settings: dict[str, Any] = check_det_dataset(file, autodownload=False)
-    except (FileNotFoundError, SyntaxError, TypeError) as error:
+    except FileNotFoundError as error:
         raise ValueError(f"{where}: {plain_text(error)}. Set its path: to where the images are") from error
+    except (SyntaxError, TypeError) as error:
+        raise ValueError(f"{where}: {plain_text(error)}") from error
     train = settings["train"] if isinstance(settings["train"], list) else [settings["train"]]
     if absent := [path for path in train if not Path(path).exists()]:
         raise ValueError(f"{where}: train: no such folder or file: {absent[0]}. Set its path: to where the images are")
@@ -70,17 +77,21 @@ def build_loader(
     Ultralytics' trainer makes its own loader.
 
     Raises:
-        ValueError: the split has no images.
+        ValueError: the split has no images, or no labels.
     """
+    where = f"data {settings.data}: {mode}"
     builder: Any = object.__new__(family.trainer)  # what its `build_dataset` reads, and nothing else
     builder.args, builder.data, builder.model = settings, data, unwrap_model(network)
     try:
         with quiet():
             dataset = builder.build_dataset(data[mode], mode, settings.batch)
     except (FileNotFoundError, RuntimeError, ValueError) as error:
-        raise ValueError(f"data {settings.data}: {mode}: {plain_text(error)}") from error
+        advice = "" if family.task == "classify" else f". {LABELS_ADVICE}"
+        raise ValueError(f"{where}: {_shortened(plain_text(error))}{advice}") from error
     if not len(dataset):
-        raise ValueError(f"data {settings.data}: {mode}: expected at least one image; found none")
+        raise ValueError(f"{where}: expected at least one image; found none")
+    if family.task != "classify":
+        _check_labels(dataset, where)
     return DataLoader(
         dataset,
         batch_size=min(settings.batch, len(dataset)),
@@ -89,6 +100,46 @@ def build_loader(
         collate_fn=getattr(dataset, "collate_fn", None),
         worker_init_fn=seed_worker,
     )
+
+
+def _check_class_folders(folders: dict[str, Any], where: str) -> None:
+    """Check that training and validation data have the same classes, which are numbered by their folders.
+
+    Raises:
+        ValueError: they have not, or there are no validation data.
+    """
+    if not folders["val"]:
+        raise ValueError(f"{where}: expected a folder with train/CLASS/IMAGE and val/CLASS/IMAGE; found no val")
+    train, val = ({path.name for path in Path(folders[part]).iterdir() if path.is_dir()} for part in ("train", "val"))
+    if train != val:
+        differing = ", ".join(sorted(train ^ val)[:3])
+        raise ValueError(
+            f"{where}: expected the same class folders in train and val; they have {len(train)} and {len(val)}, and "
+            f"differ in {differing}. Classes are numbered by their folders; add the missing ones, with their images"
+        )
+
+
+def _check_labels(dataset: Any, where: str) -> None:
+    """Check that a dataset has labels; warn about the images that Ultralytics leaves out.
+
+    Raises:
+        ValueError: no image has a label.
+    """
+    if not any(len(label["cls"]) for label in dataset.labels):
+        raise ValueError(f"{where}: expected labels; found none for {len(dataset)} images. {LABELS_ADVICE}")
+    found, used = dataset.label_files, set(img2label_paths(dataset.im_files))
+    if dropped := [file for file in found if file not in used]:
+        warnings.warn(
+            f"{where}: {len(dropped)} of {len(found)} images are left out, the first with the labels {dropped[0]}: the "
+            "image cannot be read, or its labels have other columns, boxes outside of the image, or a class that the "
+            "data YAML does not name",
+            stacklevel=2,
+        )
+
+
+def _shortened(text: str, length: int = 400) -> str:
+    """Return the start of a text: Ultralytics lists every image."""
+    return text if len(text) <= length else f"{text[:length].rstrip()} ..."
 
 
 def with_settings(network: Any, settings: Any, data: dict[str, Any]) -> Any:

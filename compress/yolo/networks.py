@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from ultralytics import RTDETR, YOLO
 from ultralytics.engine.model import Model
 from ultralytics.nn import tasks
@@ -95,7 +96,18 @@ def _from_checkpoint(path: Path, trust_pickle: bool) -> Model:
     with quiet(), _restricted_loader(not trust_pickle):
         model = YOLO(str(path))
     family_of(model.model, f"yolo {path}")
+    unfreeze_(model.model)
     return model
+
+
+def unfreeze_(network: nn.Module) -> None:
+    """Let a network be trained if all of its parameters are frozen, as Ultralytics saves them after a training.
+
+    The integral over box sides (`dfl`) stays frozen, as in Ultralytics' own trainers.
+    """
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(parameter.is_floating_point() and ".dfl" not in name)
 
 
 def _foreign_classes(path: Path) -> list[str]:

@@ -12,7 +12,7 @@ from ultralytics.engine.model import Model
 from ultralytics.utils import DEFAULT_CFG_DICT, callbacks
 
 from compress.modules import set_eval_flags_
-from compress.storage import atomic_directory, find_saved
+from compress.storage import YOLO_FILE, atomic_directory, find_saved
 from compress.surgery import Plan, save_model
 from compress.surgery import load as load_network_
 
@@ -59,7 +59,16 @@ class PrunedYOLO(YOLO):  # type: ignore[misc]
         """Train the pruned network as `YOLO.train` trains a dense one, on one device.
 
         Ultralytics writes its checkpoints, which are pickles, and reads the best one back.
+
+        Raises:
+            ValueError: `resume` is given; a stopped training starts again from the weights of its checkpoint.
         """
+        if settings.get("resume"):
+            raise ValueError(
+                "resume: Ultralytics would start again on data of its own. Start from the weights of the last epoch: "
+                'compress.yolo.PrunedYOLO(compress.yolo.build("last.pt").model, plan).train(...), with the plan of the '
+                "saved network (.plan)"
+            )
         chosen = trainer or self._smart_load("trainer")
         return super().train(trainer=keep_network(chosen, self.model), **settings)
 
@@ -106,10 +115,15 @@ def load(directory: str | Path, model: str | Path | Model | None = None) -> Prun
         ValueError: the YAML or the saved architecture cannot be used.
     """
     folder = find_saved(Path(directory))
+    if not (folder / "plan.json").is_file():
+        raise FileNotFoundError(
+            f"{folder}: expected a directory written by save(), or a workdir; it has no plan.json. "
+            "A .pt file that Ultralytics wrote is read by compress.yolo.build, or by ultralytics.YOLO"
+        )
     saved: Architecture | None = None
     if model is None:
         saved = Architecture.read(folder)
-        network = saved.build(str(folder))
+        network = saved.build(str(folder / YOLO_FILE))
     elif isinstance(model, Model):
         network = copy.deepcopy(model.model)
     else:

@@ -15,7 +15,7 @@ from ultralytics.cfg import get_cfg
 
 from compress.recipe import EngineConfig, Finetune, Recipe
 
-from .quiet import plain_text
+from .quiet import plain_text, quiet
 
 FROM_RECIPE = {
     "epochs": "finetune.epochs",
@@ -44,10 +44,14 @@ def read_settings(task: str, data: str, overrides: Mapping[str, Any], default_si
             raise ValueError(f"{name}: is set elsewhere here: {FROM_RECIPE[name]}")
         if name in FROM_TASK:
             raise ValueError(f"{name}: follows from the model and the data that were given; leave it out")
+    for name in ("imgsz", "batch"):
+        if name in overrides and (type(overrides[name]) is not int or overrides[name] < 1):
+            raise ValueError(f"{name}: expected a whole number of 1 or more; got {overrides[name]!r}")
     size = {} if default_size is None else {"imgsz": default_size}
     fixed = {"task": task, "data": data, "mode": "train", "plots": False, "verbose": False, "save_period": -1}
     try:
-        return get_cfg(overrides={**size, **overrides, **fixed})
+        with quiet():
+            return get_cfg(overrides={**size, **overrides, **fixed})
     except (SyntaxError, TypeError, ValueError) as error:
         raise ValueError(
             f"Ultralytics' settings: {plain_text(error)}. See https://docs.ultralytics.com/usage/cfg"

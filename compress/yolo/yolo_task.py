@@ -27,6 +27,7 @@ from .datasets import build_loader, read_data, with_settings
 from .distillation import distillation_loss
 from .families import Family, family_of
 from .fine_tuning import fine_tune
+from .networks import unfreeze_
 from .quiet import NoCallbacks, quiet
 from .settings import objections, read_settings
 
@@ -43,6 +44,9 @@ class YoloOutputs:
 
 def yolo_task(model: Model | nn.Module, *, data: str | Path, seed: int = 0, **settings: Any) -> YoloTask:
     """Return the task of a YOLO object, or of its network, on a data YAML.
+
+    A network whose classes have numbers for names, as those that are built from a YAML, gets the names of the data.
+    A network whose parameters are all frozen, as in Ultralytics' checkpoints, is unfrozen.
 
     Args:
         data: data YAML with train, val and names; for classification a folder.
@@ -63,8 +67,17 @@ def yolo_task(model: Model | nn.Module, *, data: str | Path, seed: int = 0, **se
     shapes = [list(described.get("kpt_shape") or ()) for described in (network.yaml, content)]
     if family.task == "pose" and shapes[0] != shapes[1]:
         raise ValueError(f"data {data}: kpt_shape: expected {shapes[0]}, that of the network; got {shapes[1]}")
+    if all(str(name) == str(number) for number, name in network.names.items()):
+        network.names = {number: str(content["names"][number]) for number in range(classes)}
+    unfreeze_(network)
     default_size = CLASSIFIER_IMAGE_SIZE if family.task == "classify" else None
-    return YoloTask(network, family, content, read_settings(family.task, str(data), settings, default_size), seed)
+    values = read_settings(family.task, str(data), settings, default_size)
+    if values.imgsz % (stride := int(network.stride.max())):
+        nearest = max(stride, round(values.imgsz / stride) * stride)
+        raise ValueError(
+            f"imgsz: expected a multiple of {stride}, the stride of the network; got {values.imgsz}. Give {nearest}"
+        )
+    return YoloTask(network, family, content, values, seed)
 
 
 def classes_of(model: Model, data: str | Path) -> int:

@@ -53,6 +53,42 @@ def test_tasks_by_class() -> None:
         compress.hf.task(torch.nn.Linear(2, 2))
 
 
+def test_masks_of_other_types_give_the_same_loss() -> None:
+    model, (batch,) = build("segformer"), batches("segformer", 1)
+    task = compress.hf.task(model)
+    expected = task.loss(task.forward(model, batch), batch)
+    for mask in (batch["labels"].to(torch.uint8), batch["labels"].float(), batch["labels"][:, None].int()):
+        changed = {**batch, "labels": mask}
+        assert torch.equal(task.loss(task.forward(model, changed), changed), expected)
+
+
+def test_masks_that_the_model_has_no_output_for_are_refused() -> None:
+    model, (batch,) = build("segformer"), batches("segformer", 1)
+    batch["labels"][0, 9, 9] = 7
+    with pytest.raises(compress.errors.BatchError, match=r"expected classes 0 to 2, .* 3 outputs; got 7"):
+        compress.hf.task(model).forward(model, batch)
+
+
+def test_batch_in_which_all_pixels_are_ignored_leaves_the_weights_as_they_are() -> None:
+    """The model's own loss is a mean over no pixels, which is not a number."""
+    model, (batch,) = build("segformer"), batches("segformer", 1)
+    batch["labels"][:] = 255
+    task = compress.hf.task(model)
+    loss = task.loss(task.forward(model, batch), batch)
+    assert loss.item() == 0
+    loss.backward()
+    assert all(p.grad is None or not p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "labels"), [("segformer", "labels"), ("detr", "labels")])
+def test_batches_without_labels_are_explained(name: str, labels: str) -> None:
+    """A classifier would learn from its teacher."""
+    data = [{"pixel_values": batch["pixel_values"]} for batch in batches(name)]
+    with pytest.raises(compress.NotReady, match=rf"got .*pixel_values.*{labels}") as error:
+        compress.prune(build(name), RECIPE | {"budget": "50%"}, train=data, quiet=True)
+    assert "one row of class scores" not in str(error.value)
+
+
 def test_segmentation_has_the_loss_of_the_model_and_counts_pixels() -> None:
     model, (batch,) = build("segformer"), batches("segformer", 1)
     task = compress.hf.task(model)

@@ -109,3 +109,49 @@ def test_loss_is_the_metric_where_pycocotools_is_missing(monkeypatch: pytest.Mon
     monkeypatch.setattr("compress.hf.object_detection.can_measure_boxes", lambda: False)
     losses = [model(**batch).loss.item() for batch in data]
     assert task.evaluate(model, data) == {"minus_loss": pytest.approx(-sum(losses) / 2, rel=1e-5)}
+
+
+PIXELS = torch.tensor([[9.0, 9.0, 4.0, 4.0], [20.0, 20.0, 9.0, 9.0]])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"boxes": torch.zeros(0), "class_labels": torch.zeros(0).long()},
+            r"floats of shape \(n, 4\), \(0, 4\) if",
+        ),
+        ({"boxes": PIXELS.long()}, r"boxes are tensor\[2, 4\]\. Give floats"),
+        ({"boxes": PIXELS}, r"a box has the value 20\. Divide pixels by the width and height"),
+        ({"class_labels": torch.tensor([0, 9])}, r"class 9 is not one of the model's 3, 0 to 2"),
+        ({"class_labels": torch.tensor([1])}, r"class_labels are .*\. Give a class number for each of 2 boxes"),
+    ],
+)
+def test_labels_that_are_not_those_of_the_image_processor_are_refused(
+    change: dict[str, Tensor], message: str, task: Any
+) -> None:
+    (batch,) = batches("detr", 1)
+    batch["labels"][1] |= change
+    with pytest.raises(compress.errors.BatchError, match=rf"labels: expected for each image a dict.*{message}"):
+        task.forward(build("detr"), batch)
+
+
+def test_labels_of_another_library_are_refused(task: Any) -> None:
+    (batch,) = batches("detr", 1)
+    batch["labels"] = [{"boxes": torch.rand(1, 4), "labels": torch.tensor([1])}] * 4
+    with pytest.raises(compress.errors.BatchError, match=r"class_labels \(n,\) and boxes .*; got a dict of 'boxes'"):
+        task.forward(build("detr"), batch)
+
+
+def test_images_without_boxes_are_allowed(task: Any) -> None:
+    (batch,) = batches("detr", 1)
+    for label in batch["labels"]:
+        label |= {"boxes": torch.zeros(0, 4), "class_labels": torch.zeros(0).long()}
+    assert bool(task.loss(task.forward(build("detr"), batch), batch).isfinite())
+
+
+def test_validation_data_without_labels_are_refused(task: Any) -> None:
+    (batch,) = batches("detr", 1)
+    del batch["labels"]
+    with pytest.raises(compress.errors.BatchError, match=r"expected a loss, .*Name the labels as the model"):
+        task.evaluate(build("detr"), [batch])

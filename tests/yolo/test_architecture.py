@@ -47,6 +47,7 @@ def test_network_that_is_built_has_the_layers_of_the_first(architecture: Archite
         (("yaml", "activation"), "__import__('os').system('true')", r"yaml\.activation: expected one of torch"),
         (("yaml", "activation"), "nn.functional(1)", r"yaml\.activation: expected one of torch"),
         (("yaml", "head"), 3, r"expected a dict with backbone and head"),
+        (("yaml", "head"), [], r"expected a dict with backbone and head"),
         (("names",), [1], r"names: expected a list of strings"),
         (("image_size",), "big", r"image_size: expected a number of pixels; got 'big'"),
     ],
@@ -70,6 +71,28 @@ def test_activation_of_torch_is_built(architecture: Architecture, tmp_path: Path
     Architecture(yaml, architecture.names).save(tmp_path)
     network: Any = Architecture.read(tmp_path).build()
     assert type(network.model[0].act).__name__ == "ReLU"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"), [(("nc",), "x"), (("head", 0, 0), "x"), (("scales",), 3), (("backbone", 0, 3), ["a", 3, 2])]
+)
+def test_values_that_do_not_go_together_are_refused_with_the_file(
+    place: tuple[Any, ...], value: Any, architecture: Architecture, tmp_path: Path
+) -> None:
+    yaml = copy.deepcopy(architecture.yaml)
+    owner: Any = yaml
+    for key in place[:-1]:
+        owner = owner[key]
+    owner[place[-1]] = value
+    Architecture(yaml, architecture.names).save(tmp_path)
+    with pytest.raises(ValueError, match=r"yolo\.json: the architecture cannot be built: .*Give the architecture"):
+        Architecture.read(tmp_path).build(str(tmp_path / "yolo.json"))
+
+
+def test_file_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "yolo.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"yolo\.json: expected a JSON object; got .*list"):
+        Architecture.read(tmp_path)
 
 
 def test_missing_key_is_named(tmp_path: Path) -> None:

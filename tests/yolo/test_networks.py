@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,13 @@ import pytest
 import torch
 
 pytest.importorskip("ultralytics", reason="the extra yolo is not installed")
+from ultralytics import YOLO
+from ultralytics.utils.torch_utils import strip_optimizer
+
 from compress import yolo
 from compress.yolo.families import family_of
+
+Data = Callable[[str], Path]
 
 
 class Bomb:
@@ -37,6 +44,20 @@ def test_checkpoint_of_ultralytics_is_read_without_running_its_code(checkpoint: 
     expected = yolo.build("yolov8n.yaml", classes=2).model.half().float().state_dict()
     network = yolo.build(checkpoint).model
     assert all(torch.equal(value, expected[name]) for name, value in network.state_dict().items())
+
+
+def test_checkpoint_of_a_finished_training_can_be_trained_again(
+    checkpoint: Path, yolo_data: Data, tmp_path: Path
+) -> None:
+    """Ultralytics freezes every parameter in the checkpoints of finished trainings, such as those it publishes."""
+    path = shutil.copy(checkpoint, tmp_path / "best.pt")
+    strip_optimizer(path)
+    fresh = {name: p.requires_grad for name, p in yolo.build("yolov8n.yaml", classes=2).model.named_parameters()}
+    assert {name: p.requires_grad for name, p in yolo.build(path).model.named_parameters()} == fresh
+    own = YOLO(path)
+    assert not any(p.requires_grad for p in own.model.parameters())
+    yolo.task(own, data=yolo_data("detect"), imgsz=64, batch=2)
+    assert {name: p.requires_grad for name, p in own.model.named_parameters()} == fresh
 
 
 def test_pickle_is_run_only_when_the_user_says_so(checkpoint: Path, tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ def test_saved_network_is_loaded_bit_equal_with_and_without_its_yaml(pruned: Any
         yolo.load(tmp_path / "out", "yolov8n.pt")
 
 
+def test_path_without_a_plan_is_no_saved_network(tmp_path: Path) -> None:
+    for path in (tmp_path / "nowhere", tmp_path / "best.pt"):
+        with pytest.raises(FileNotFoundError, match=r"expected a directory written by save\(\).*compress\.yolo\.build"):
+            yolo.load(path)
+
+
 def test_training_of_a_reloaded_network_goes_on_with_its_widths(
     pruned: Any, yolo_data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,5 +110,7 @@ def test_training_on_other_classes_or_devices_is_refused(
     model = yolo.PrunedYOLO(pruned.model)
     with pytest.raises(ValueError, match=r"expected 2 classes, those of the network; got 3\. Train the dense network"):
         model.train(data=str(tmp_path / "three.yaml"), epochs=1, project=str(tmp_path), **SMALL)
+    with pytest.raises(ValueError, match=r"resume: .*PrunedYOLO\(compress\.yolo\.build\("):
+        model.train(data=str(tmp_path / "three.yaml"), resume=True)
     with pytest.raises(ValueError, match="plan: expected the plan that the network was pruned by"):
         yolo.save(model, tmp_path / "out")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 pytest.importorskip("ultralytics", reason="the extra yolo is not installed")
+from ultralytics.utils import LOGGER
+
 from compress.recipe import EngineConfig, Recipe
 from compress.yolo.settings import objections, parse_settings, read_settings, training_settings
 
@@ -43,11 +47,26 @@ def test_fields_of_the_recipe_take_the_place_of_settings() -> None:
         ({"model": "x"}, r"model: follows from the model and the data"),
         ({"imgzs": 64}, r"Ultralytics' settings: .*imgzs.*See https://docs\.ultralytics\.com"),
         ({"mosaic": "much"}, r"Ultralytics' settings: .*mosaic"),
+        ({"imgsz": "big"}, r"imgsz: expected a whole number of 1 or more; got 'big'"),
+        ({"imgsz": [64, 96]}, r"imgsz: expected a whole number of 1 or more; got \[64, 96\]"),
+        ({"batch": -1}, r"batch: expected a whole number of 1 or more; got -1"),
+        ({"batch": 0.5}, r"batch: expected a whole number of 1 or more; got 0\.5"),
     ],
 )
 def test_settings_that_do_not_exist_or_have_another_place_are_refused(overrides: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_settings("detect", "data.yaml", overrides)
+
+
+def test_setting_that_does_not_exist_prints_no_help_of_another_program() -> None:
+    printed, level = Mock(spec=logging.Handler, level=logging.INFO), LOGGER.level
+    LOGGER.addHandler(printed)
+    LOGGER.setLevel(logging.INFO)
+    with pytest.raises(ValueError, match="imgzs"):
+        read_settings("detect", "data.yaml", {"imgzs": 64})
+    LOGGER.setLevel(level)
+    LOGGER.removeHandler(printed)
+    assert not printed.handle.called
 
 
 def test_options_of_the_command_line_are_values_of_yaml() -> None:

@@ -18,6 +18,8 @@ from compress.recipe import Recipe, packaged_recipes
 from helpers.documents import blocks, commands
 
 pytest.importorskip("ultralytics", reason="the extra yolo is not installed")
+from ultralytics.utils.torch_utils import strip_optimizer
+
 from compress import yolo
 
 Data = Callable[[str], Path]
@@ -105,6 +107,7 @@ def test_commands_of_the_guide_run_every_recipe_in_shortened_form(
         task = "segment" if "-seg" in weights else "detect"
         torch.manual_seed(0)
         yolo.build(f"{Path(weights).stem}.yaml", classes=2).save("small.pt")
+        strip_optimizer("small.pt")  # as at the end of a training, which freezes all parameters
         short = f"extends: {name}\nsearch: {{epochs: 2 steps}}\nfinetune: {{epochs: 2 steps}}\ntiming: {{repeats: 3}}\n"
         (tmp_path / "mine.yaml").write_text(short)
         swaps = {"--yolo": "small.pt", "--data": str(yolo_data(task)), "--recipe": "mine.yaml", "--workdir": name}

@@ -43,6 +43,20 @@ def test_loss_is_that_of_ultralytics(task: str, yolo_data: Data, yolo_model: Bui
     assert "criterion" not in vars(network) and sum(p.grad is not None for p in network.parameters()) > 50
 
 
+def test_classes_that_have_no_names_get_those_of_the_data(yolo_data: Data, yolo_model: Build) -> None:
+    model = yolo_model("detect")
+    assert model.names == {0: "0", 1: "1"}
+    assert yolo.task(model, data=yolo_data("detect"), **SMALL).architecture.names == {0: "red", 1: "green"}
+    model.model.names = {0: "first", 1: "second"}
+    assert yolo.task(model, data=yolo_data("detect"), **SMALL).architecture.names == {0: "first", 1: "second"}
+    assert model.names == {0: "first", 1: "second"}
+
+
+def test_image_size_must_be_a_multiple_of_the_stride(yolo_data: Data, yolo_model: Build) -> None:
+    with pytest.raises(ValueError, match=r"imgsz: expected a multiple of 32, the stride .*; got 50\. Give 64"):
+        yolo.task(yolo_model("detect"), data=yolo_data("detect"), imgsz=50)
+
+
 def test_metrics_are_those_of_val(yolo_data: Data, yolo_model: Build) -> None:
     model, data = yolo_model("detect"), yolo_data("detect")
     before = {name: value.clone() for name, value in model.model.state_dict().items()}

@@ -88,6 +88,10 @@ class Segmentation(LabelledTask):
             loss = loss + self._auxiliary * _weighted_mean(*self._image_losses(auxiliary, target))
         return loss
 
+    def counted_pixels(self, batch: Any) -> Tensor:
+        """Return which pixels of the masks are not ignored."""
+        return self.split(batch)[1] != IGNORED
+
     def count_targets(self, batch: Any) -> float:
         """Return the number of pixels that are not ignored, or the sum of their class weights."""
         return float(pixel_weights(self.split(batch)[1], self._class_weights).sum())
@@ -196,17 +200,27 @@ class Segmentation(LabelledTask):
             raise BatchError(
                 f"class_weights: expected one for each of {classes} classes; got {len(self._class_weights)}"
             )
+        self._check_classes(target, logits.shape[1])
+        return target
+
+    @staticmethod
+    def _check_classes(target: Tensor, outputs: int) -> None:
+        """Check that each pixel that is not ignored is one of the model's classes.
+
+        Raises:
+            BatchError: one is not.
+        """
         if target.device.type != "cpu" and torch.is_grad_enabled():
-            return target  # looking here would wait for the device
+            return  # looking here would wait for the device
+        classes = max(2, outputs)
         bad = target[((target < 0) | (target >= classes)) & (target != IGNORED)]
         if len(bad):
             value = int(bad[0])
             raise BatchError(
-                f"masks: expected classes 0 to {classes - 1}, because the model has {logits.shape[1]} outputs; got "
-                f"{value}. Give the model an output for each class, and number the classes from 0. If {value} marks "
-                f"pixels without a class: compress.Segmentation(train, val, ignore={value})"
+                f"masks: expected classes 0 to {classes - 1}, because the model has {outputs} outputs; got {value}. "
+                f"Give the model an output for each class, and number the classes from 0. If {value} marks pixels "
+                f"without a class: compress.Segmentation(train, val, ignore={value})"
             )
-        return target
 
 
 def pixel_logits(outputs: Any) -> Tensor:
