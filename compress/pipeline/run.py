@@ -108,7 +108,7 @@ class Run(RunContext):
             run = cls(model, recipe, engine, inputs, processes)
             if workdir is not None and identity is not None:
                 sizes = DataSizes(total_batches(run.data.train), num_batches(run.task.val), world_size())
-                full_identity = identity.with_data(sizes)
+                full_identity = identity.with_data(sizes, run.task)
                 engine.run_state.run_digest = on_rank_zero(lambda: claim_workdir(workdir, full_identity, resume))
                 for limit in resume_limits(run.data.train, "train"):
                     display.message(limit)

@@ -12,6 +12,7 @@ from torch import nn
 
 from compress.recipe import Recipe
 from compress.storage import LOCK_FILE, hash_tensors, is_temporary_file, read_json, state_tensors, write_atomic
+from compress.training import Task
 
 IDENTITY_FILE = "run.json"
 
@@ -33,6 +34,7 @@ class RunIdentity:
     model: dict[str, str]  # tensor -> type, shape and hash
     data: DataSizes | None = None  # not known before the data is checked
     teacher: dict[str, str] | None = None  # like `model`; None if the model is its own teacher
+    task: dict[str, Any] | None = None  # type and settings; not known before the data is checked
 
     @classmethod
     def of(cls, model: nn.Module, recipe: Recipe, teacher: nn.Module | None = None) -> RunIdentity:
@@ -48,15 +50,17 @@ class RunIdentity:
             teacher=None if teacher is None else model_fingerprint(teacher),
         )
 
-    def with_data(self, data: DataSizes) -> RunIdentity:
-        """Return the identity with the sizes of the data."""
-        return replace(self, data=data)
+    def with_data(self, data: DataSizes, task: Task) -> RunIdentity:
+        """Return the identity with the sizes of the data, and the settings of the task."""
+        return replace(self, data=data, task={"type": task.type_name} | task.describe())
 
     def to_dict(self) -> dict[str, Any]:
         """Return the content of run.json."""
         identity: dict[str, Any] = {"recipe": self.recipe, "model": self.model}
         if self.teacher is not None:
             identity["teacher"] = self.teacher
+        if self.task is not None:
+            identity["task"] = self.task
         return identity if self.data is None else identity | {"data": asdict(self.data)}
 
     def digest(self) -> str:
@@ -133,7 +137,7 @@ def claim_workdir(folder: Path, identity: RunIdentity, resume: bool) -> str:
     check_workdir(folder, identity, resume)
     saved = _saved_data(folder)
     if saved is not None:  # the run goes on, perhaps with another number of processes
-        identity = identity.with_data(DataSizes(**saved))
+        identity = replace(identity, data=DataSizes(**saved))
     write_atomic(folder / IDENTITY_FILE, json.dumps(identity.to_dict(), indent=1).encode())
     return identity.digest()
 

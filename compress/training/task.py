@@ -115,6 +115,10 @@ class Task(metaclass=_TaskType):
         """Return the settings of the recipe that this task does not support, one line each. Default: none."""
         return []
 
+    def describe(self) -> dict[str, Any]:
+        """Return the settings that change a run, as JSON data: a resumed run must have the same. Default: none."""
+        return {}
+
     def save(self, folder: Path) -> None:
         """Write further files next to those of a saved result. Default: none."""
 
@@ -164,7 +168,7 @@ class _AdaptedTask(Task):
     """A user's task that does not derive from `Task`: its own methods, defaults for the hooks that it lacks."""
 
     HOOKS: tuple[str, ...] = ("include", "teach", "count_targets", "reward", "objections", "save", "soften", "draw")
-    HOOKS += ("finetune", "export", "can_test", "sums_over_processes", "distill_weight", "sample_losses")
+    HOOKS += ("finetune", "export", "can_test", "sums_over_processes", "distill_weight", "sample_losses", "describe")
 
     def __init__(self, task: TaskLike) -> None:
         self._task = task

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 from ultralytics.cfg import get_cfg
+from ultralytics.utils import DEFAULT_CFG_DICT
 
 from compress.recipe import EngineConfig, Finetune, Recipe
 
@@ -30,6 +31,7 @@ FROM_RECIPE = {
     "save_dir": "workdir",
 }
 FROM_TASK = ("model", "data", "task", "mode", "pretrained", "cfg", "quantize")
+NOT_IN_RESULT = (*FROM_RECIPE, *FROM_TASK, "workers", "cache", "plots", "verbose", "save_period")
 OPTIMIZERS = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
@@ -56,6 +58,12 @@ def read_settings(task: str, data: str, overrides: Mapping[str, Any], default_si
         raise ValueError(
             f"Ultralytics' settings: {plain_text(error)}. See https://docs.ultralytics.com/usage/cfg"
         ) from error
+
+
+def changed_settings(settings: Any) -> dict[str, Any]:
+    """Return the settings that are not Ultralytics' defaults and change the result of a training."""
+    values = vars(settings).items()
+    return {key: value for key, value in values if key not in NOT_IN_RESULT and DEFAULT_CFG_DICT.get(key) != value}
 
 
 def parse_settings(options: Sequence[str]) -> dict[str, Any]:

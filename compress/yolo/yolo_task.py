@@ -29,7 +29,7 @@ from .families import Family, family_of
 from .fine_tuning import fine_tune
 from .networks import unfreeze_
 from .quiet import NoCallbacks, quiet
-from .settings import objections, read_settings
+from .settings import changed_settings, objections, read_settings
 
 CLASSIFIER_IMAGE_SIZE = 224  # Ultralytics' default for classifiers; that of the others is 640
 
@@ -106,6 +106,9 @@ class YoloTask(Task):
         self.train = build_loader(family, network, settings, data, "train")
         self.val = build_loader(family, network, settings, data, "val")
         self._criteria: dict[torch.device, Any] = {}
+
+    def describe(self) -> dict[str, Any]:
+        return changed_settings(self.settings)
 
     def inputs(self, batch: Any) -> Tensor:
         """Return the first image of a batch."""

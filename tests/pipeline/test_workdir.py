@@ -104,6 +104,29 @@ def test_directory_of_another_run_is_refused_with_the_difference(tmp_path: Path)
         compress.prune(dense(), SHORT_RECIPE, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
 
 
+def test_run_does_not_go_on_with_other_settings_of_its_task(tmp_path: Path) -> None:
+    class Weighted(compress.Classification):
+        def __init__(self, weight: float, train: Any, val: Any) -> None:
+            super().__init__(train, val)
+            self.weight = weight
+
+        def loss(self, outputs: Any, batch: Any) -> torch.Tensor:
+            return self.weight * super().loss(outputs, batch)
+
+        def describe(self) -> dict[str, Any]:
+            return {"weight": self.weight}
+
+    train, val = small_loaders()
+    with pytest.raises(Interrupted):
+        task = Weighted(2.0, InterruptedLoader(train, 3), val)
+        compress.prune(dense(), SHORT_RECIPE, task=task, workdir=tmp_path, quiet=True)
+    with pytest.raises(FileExistsError, match=r"belongs to another run:\n  task.weight: was 2.0, is 3.0"):
+        compress.prune(dense(), SHORT_RECIPE, task=Weighted(3.0, train, val), workdir=tmp_path, resume=True, quiet=True)
+    with pytest.raises(FileExistsError, match="was 'Weighted', is 'Classification'"):
+        compress.prune(dense(), SHORT_RECIPE, train=train, val=val, workdir=tmp_path, resume=True, quiet=True)
+    compress.prune(dense(), SHORT_RECIPE, task=Weighted(2.0, train, val), workdir=tmp_path, resume=True, quiet=True)
+
+
 def test_resume_in_an_empty_directory_starts_a_run(undisturbed: compress.Pruned, tmp_path: Path) -> None:
     train, val = small_loaders()
     got = compress.prune(dense(), SHORT_RECIPE, train=train, val=val, workdir=tmp_path / "new", resume=True, quiet=True)

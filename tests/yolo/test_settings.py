@@ -12,7 +12,7 @@ pytest.importorskip("ultralytics", reason="the extra yolo is not installed")
 from ultralytics.utils import LOGGER
 
 from compress.recipe import EngineConfig, Recipe
-from compress.yolo.settings import objections, parse_settings, read_settings, training_settings
+from compress.yolo.settings import changed_settings, objections, parse_settings, read_settings, training_settings
 
 
 def settings_of(finetune: dict[str, Any], total: int = 25, **overrides: Any) -> dict[str, Any]:
@@ -28,6 +28,12 @@ def test_length_and_seed_come_from_the_run_and_everything_else_is_ultralytics_ow
     assert (values["epochs"], values["seed"], values["mosaic"], values["batch"]) == (3, 3, 0.5, 4)
     for name in ("optimizer", "lr0", "lrf", "momentum", "weight_decay", "warmup_epochs", "cos_lr", "close_mosaic"):
         assert values[name] == default[name]
+
+
+def test_settings_that_change_a_training_are_told_apart_from_those_that_do_not() -> None:
+    settings = read_settings("detect", "data.yaml", {"imgsz": 320, "workers": 0, "cache": "ram", "mosaic": 0.5})
+    assert changed_settings(settings) == {"imgsz": 320, "mosaic": 0.5}
+    assert changed_settings(read_settings("detect", "elsewhere.yaml", {})) == {}
 
 
 def test_fields_of_the_recipe_take_the_place_of_settings() -> None:

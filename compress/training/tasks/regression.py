@@ -60,6 +60,9 @@ class Regression(LabelledTask):
         super().__init__(train, val, input=input, target=target)
         self._loss, self._delta = loss, delta
 
+    def describe(self) -> dict[str, Any]:
+        return {"loss": self._loss, "delta": self._delta}
+
     def forward(self, model: nn.Module, batch: Any) -> Any:
         return model(self.inputs(batch))
 

@@ -76,6 +76,11 @@ class Segmentation(LabelledTask):
         self._void_is_default = ignore is None
         self._ignore = (VOID,) if ignore is None else (ignore,) if isinstance(ignore, int) else tuple(ignore)
 
+    def describe(self) -> dict[str, Any]:
+        weights = None if self._class_weights is None else self._class_weights.tolist()
+        settings = {"cross_entropy": self._cross_entropy, "dice": self._dice, "auxiliary": self._auxiliary}
+        return settings | {"class_weights": weights, "ignore": list(self._ignore)}
+
     def forward(self, model: nn.Module, batch: Any) -> Any:
         return model(self.inputs(batch))
 
