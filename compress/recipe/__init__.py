@@ -21,6 +21,7 @@ from .fields import (
     parse_number,
 )
 from .name_patterns import NamePattern
+from .reader import read_budget
 from .schema import Recipe
 from .search_config import (
     RANKING_DESCRIPTION,
@@ -73,6 +74,7 @@ __all__ = [
     "packaged_recipes",
     "parse_fraction",
     "parse_number",
+    "read_budget",
     "register_config",
     "search_names",
 ]

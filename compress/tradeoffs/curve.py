@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +15,7 @@ from rich.text import Text
 from compress.api import Pruned
 from compress.errors import BudgetError
 from compress.formatting import format_count, format_metric, printable
-from compress.recipe import Budget
+from compress.recipe import Budget, read_budget
 from compress.report import NetworkNumbers
 
 UNKNOWN = "no validation data, and outputs without classes"
@@ -62,7 +61,7 @@ class Curve:
         return len(self.points)
 
     def __getitem__(self, budget: float | str | dict[str, Any] | Budget) -> Point:
-        wanted = as_budget(budget, self.unit)
+        wanted = read_budget(budget, self.unit)
         for point in self.points:
             if point.budget == wanted:
                 return point
@@ -195,21 +194,6 @@ class Curve:
     def _format(self, numbers: NetworkNumbers) -> str:
         value = self.value(numbers)
         return "-" if math.isnan(value) else format_metric(self.metric or "", value)
-
-
-def as_budget(value: float | str | dict[str, Any] | Budget, unit: str) -> Budget:
-    """Return the budget that a number, a text such as "60%" or "20M", or a dict stands for.
-
-    Raises:
-        ValueError: it is not a budget.
-    """
-    if isinstance(value, Budget):
-        return value
-    try:
-        return Budget.model_validate(value if isinstance(value, dict) else {unit: value})
-    except ValidationError as error:
-        problems = [details["msg"].removeprefix("Value error, ") for details in error.errors()]
-        raise ValueError("budget: " + "\n  ".join(problems)) from None
 
 
 def _parse_loss(loss: float | str) -> float:
