@@ -164,6 +164,17 @@ def test_onnx_file_holds_only_the_chosen_candidates(tmp_path: Path) -> None:
     assert convolutions == sum(isinstance(module, nn.Conv2d) for module in pruned.model.modules())
 
 
+def test_choices_that_a_recipe_does_not_search_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = {"budget": "90%", "search": "magnitude", "timing": {"repeats": 3}}
+    pruned = compress.prune(conv_choices(), recipe, example_inputs=images()[0][0])
+    (note,) = (note for note in pruned.report.notes if "target.operations" in note)
+    assert "(first, second, down) keep all of their candidates" in note and "operations: true" in note
+    assert "keep all of their candidates" in " ".join(capsys.readouterr().err.split())
+    assert len(choices_of(pruned.model)) == 3
+    chosen = compress.prune(conv_choices(), RECIPE, train=loader(), quiet=True)
+    assert not any("target.operations" in note for note in chosen.report.notes)
+
+
 def test_a_model_without_choices_is_refused() -> None:
     with pytest.raises(compress.NotReady, match=r"target.operations: the model has no choices. Put compress.Choice"):
         compress.prune(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), RECIPE, train=loader(), quiet=True)
