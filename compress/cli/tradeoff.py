@@ -10,7 +10,7 @@ import typer
 from compress.data import is_factory
 from compress.distributed import rank
 from compress.startup import INTERRUPTED
-from compress.tradeoffs import DEFAULT_BUDGETS, folder_name
+from compress.tradeoffs import DEFAULT_BUDGETS, folder_name, parse_allowed_loss
 from compress.tradeoffs import tradeoff as make_curve
 
 from .models import import_from_current_directory
@@ -72,6 +72,8 @@ def tradeoff(
 
     Exit codes: 0 done, 1 a budget cannot be met or no network is good enough for --pick, 2 invalid input.
     """
+    if pick is not None:
+        parse_allowed_loss(pick)
     settings = load_recipe(recipe, ["50%"] if recipe is None else None, data)  # no network is cut to that budget
     if settings.task is not None or any(map(is_factory, (settings.data.source, calibration, test))):
         import_from_current_directory()

@@ -1,6 +1,6 @@
 """Accuracy against cost: one model cut to several budgets, as a table, a chart and JSON."""
 
-from .curve import Curve, Point
+from .curve import Curve, Point, parse_allowed_loss
 from .tradeoff_run import DEFAULT_BUDGETS, folder_name, tradeoff
 
-__all__ = ["DEFAULT_BUDGETS", "Curve", "Point", "folder_name", "tradeoff"]
+__all__ = ["DEFAULT_BUDGETS", "Curve", "Point", "folder_name", "parse_allowed_loss", "tradeoff"]

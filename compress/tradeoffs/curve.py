@@ -102,7 +102,12 @@ class Curve:
             ValueError: `loss` is not a number or a percentage.
             BudgetError: no network loses so little.
         """
-        allowed = _parse_loss(loss)
+        allowed = parse_allowed_loss(loss)
+        if allowed >= 1 and 0 <= self.value(self.dense) <= 1 and "%" not in str(loss):
+            raise ValueError(
+                f'pick: expected what may be lost, as 0.01 or "1%"; got {loss!r}, more than all of the {self.metric}. Did '
+                f'you mean "{allowed:g}%"?'
+            )
         if self.metric is None:
             raise BudgetError(f"pick: there is nothing to compare ({UNKNOWN}); give val=LOADER")
         good = [p for p in self.points if self.value(self.dense) - self.value(p.numbers) <= allowed + 1e-12]
@@ -196,7 +201,12 @@ class Curve:
         return "-" if math.isnan(value) else format_metric(self.metric or "", value)
 
 
-def _parse_loss(loss: float | str) -> float:
+def parse_allowed_loss(loss: float | str) -> float:
+    """Return what `Curve.pick` may lose, as a number.
+
+    Raises:
+        ValueError: it is not a number or a percentage.
+    """
     try:
         text = str(loss).strip()
         allowed = float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
