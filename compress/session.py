@@ -129,8 +129,8 @@ class Session:
             raise RuntimeError("the session is finished; operations are chosen once")
         if budget is not None:
             raise RuntimeError(
-                f"finish: operations are chosen once, by the budget of the recipe; got budget={budget!r}. Call finish(), "
-                "or start a session whose recipe has that budget"
+                f"finish: operations are chosen once, by the budget of the recipe; got budget={budget!r}. Call "
+                "finish(), or start a session whose recipe has that budget"
             )
         self._finished = True
         self._operations.finish_()

@@ -67,7 +67,9 @@ class Choice(nn.Module):
             if not isinstance(candidate, nn.Module):
                 raise TypeError(f"Choice: candidate {name}: expected a torch.nn.Module; got {type(candidate).__name__}")
             if not name or "." in name:
-                raise ValueError(f"Choice: candidate {name!r}: expected a name without dots, such as 'conv3'; rename it")
+                raise ValueError(
+                    f"Choice: candidate {name!r}: expected a name without dots, such as 'conv3'; rename it"
+                )
             if hasattr(nn.ModuleDict, name):
                 raise ValueError(
                     f"Choice: candidate {name!r}: torch.nn.ModuleDict has a method of that name; rename it"

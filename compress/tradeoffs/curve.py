@@ -105,8 +105,8 @@ class Curve:
         allowed = parse_allowed_loss(loss)
         if allowed >= 1 and 0 <= self.value(self.dense) <= 1 and "%" not in str(loss):
             raise ValueError(
-                f'pick: expected what may be lost, as 0.01 or "1%"; got {loss!r}, more than all of the {self.metric}. Did '
-                f'you mean "{allowed:g}%"?'
+                f'pick: expected what may be lost, as 0.01 or "1%"; got {loss!r}, more than all of the {self.metric}. '
+                f'Did you mean "{allowed:g}%"?'
             )
         if self.metric is None:
             raise BudgetError(f"pick: there is nothing to compare ({UNKNOWN}); give val=LOADER")

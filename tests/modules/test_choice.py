@@ -114,7 +114,9 @@ def test_one_candidate_is_refused() -> None:
 def test_candidates_must_be_modules_with_usable_names() -> None:
     with pytest.raises(TypeError, match=r"candidate b: expected a torch.nn.Module; got int"):
         compress.Choice(a=nn.Identity(), b=3)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"expected a name for each candidate, as Choice\(conv=.*; got 2 without a name"):
+    with pytest.raises(
+        TypeError, match=r"expected a name for each candidate, as Choice\(conv=.*; got 2 without a name"
+    ):
         compress.Choice(nn.Identity(), nn.Identity())
     for name in ("", "conv.3"):
         with pytest.raises(ValueError, match=f"candidate '{name}': expected a name without dots"):

@@ -135,7 +135,9 @@ def test_a_session_chooses_operations() -> None:
     session = compress.search_session(conv_choices(), RECIPE, steps=4, example_inputs=batches[0][0])
     for first, second in zip(batches, reversed(batches), strict=True):
         session.step((first, second))
-    with pytest.raises(RuntimeError, match=r"chosen once, by the budget of the recipe; got budget='60%'. Call finish()"):
+    with pytest.raises(
+        RuntimeError, match=r"chosen once, by the budget of the recipe; got budget='60%'. Call finish()"
+    ):
         session.finish(budget="60%")
     pruned = session.finish()  # the search is not lost
     with pytest.raises(RuntimeError, match="the session is finished; operations are chosen once"):

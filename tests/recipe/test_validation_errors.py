@@ -114,7 +114,7 @@ def test_setting_of_another_search_names_the_searches_that_have_it(search: dict[
 
 def test_operations_with_a_search_that_cannot_is_one_problem() -> None:
     for method in ("rvsm", "bayes_compress"):
-        with pytest.raises(RecipeError, match="1 problem\n  search: target.operations needs a search that trains"):
+        with pytest.raises(RecipeError, match=r"1 problem\n  search: target.operations needs a search that trains"):
             Recipe.load({"target": {"operations": True}, "search": method})
 
 

@@ -57,7 +57,7 @@ def test_smallest_network_within_the_loss_is_picked() -> None:
     with pytest.raises(BudgetError, match="there is nothing to compare"):
         curve(GENTLE, None).pick("1%")
     for points_of_accuracy in (1, "1"):  # a percentage without its sign: every network would be good enough
-        with pytest.raises(ValueError, match='more than all of the accuracy. Did you mean "1%"'):
+        with pytest.raises(ValueError, match=r'more than all of the accuracy\. Did you mean "1%"'):
             points.pick(points_of_accuracy)
     assert curve({80: 1.2, 40: 1.1}, "energy", 2.0).pick(1).budget.macs == 0.4
     for wrong in ("much", -1, "nan"):
