@@ -78,7 +78,7 @@ def tradeoff(
     if settings.task is not None or any(map(is_factory, (settings.data.source, calibration, test))):
         import_from_current_directory()
     inputs = data_arguments(settings, data, test, calibration)
-    network = build_model_with_notice(model, weights)
+    network = build_model_with_notice(model, weights, seed=settings.seed)
     has_no_data = settings.data.source is None and settings.task is None and calibration is None
     if shape is not None or has_no_data:
         inputs["example_inputs"] = example_input(network, shape)
