@@ -18,10 +18,9 @@ from compress.graph import Groups
 from compress.modules import unwrap_model, unwrap_teacher
 from compress.pipeline import OperationSearch, Run, SearchResult, UserInputs, cut_to_budget, finish_search, start_search
 from compress.progress import ProgressDisplay
-from compress.recipe import Budget, Recipe, config_class
+from compress.recipe import Budget, Recipe, config_class, read_budget
 from compress.search import CostHistory, record_costs, record_scores
 from compress.storage import isolated_random_state
-from compress.tradeoffs import as_budget
 from compress.training import Engine, TaskLike, pick_device
 
 
@@ -87,13 +86,13 @@ class Session:
         Raises:
             BudgetError: the budget cannot be met.
             ValueError: `budget` is not one.
-            RuntimeError: operations were chosen, and that is finished.
+            RuntimeError: the session chooses operations, and a budget is given or they are chosen already.
         """
-        run, wanted, is_first, self._finished = self._run, None, not self._finished, True
+        run = self._run
         if self._operations is not None:
-            return self._finish_operations(is_first, budget)
-        if budget is not None:
-            wanted = as_budget(budget, run.recipe.budget.unit)
+            return self._finish_operations(budget)
+        wanted = None if budget is None else read_budget(budget, run.recipe.budget.unit)
+        is_first, self._finished = not self._finished, True
         if wanted is not None and wanted != run.recipe.budget and run.recipe.search.meets_budget:
             warnings.warn(
                 f"the scores of the dimensions that {run.recipe.budget} drops are zero; a cut to {wanted} drops others "
@@ -122,12 +121,18 @@ class Session:
                 f"got {describe_value(batch)}. Call session.step((a, b)) with a batch of each"
             ) from error
 
-    def _finish_operations(self, is_first: bool, budget: Any) -> Pruned:
+    def _finish_operations(self, budget: Any) -> Pruned:
         """Keep the chosen operations; there is one choice, which a budget does not change."""
         run = self._run
         assert self._operations is not None
-        if not is_first or budget is not None:
-            raise RuntimeError("the session is finished; operations are chosen once, without another budget")
+        if self._finished:
+            raise RuntimeError("the session is finished; operations are chosen once")
+        if budget is not None:
+            raise RuntimeError(
+                f"finish: operations are chosen once, by the budget of the recipe; got budget={budget!r}. Call "
+                "finish(), or start a session whose recipe has that budget"
+            )
+        self._finished = True
         self._operations.finish_()
         run.evaluate_sliced()
         run.evaluate_dense()

@@ -123,6 +123,20 @@ def test_finished_session_is_finished() -> None:
         session.step(data[1])
 
 
+def test_budget_that_is_none_leaves_the_session_open() -> None:
+    data = batches(2)
+    session = compress.search_session(dense(), RECIPE, steps=2, example_inputs=data[0][0])
+    session.step(data[0])
+    for budget, wanted in (
+        (40, 'Did you mean "40%"'),
+        ({"mac": 0.4}, r"budget\.mac: expected one of macs, .* mean macs"),
+    ):
+        with pytest.raises(ValueError, match=wanted):
+            session.finish(budget=budget)
+    session.step(data[1])
+    assert session.done == 2
+
+
 def test_session_is_finished_for_several_budgets() -> None:
     """Each is the network that a session with that budget gives."""
     train, val = loaders(count=128)

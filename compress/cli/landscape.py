@@ -83,7 +83,8 @@ def landscape(
     plan = Plan.load(directory / PLAN_FILE)
     report = Report.load(directory / REPORT_FILE) if (directory / REPORT_FILE).exists() else None
     loader = _loader({} if report is None else report.recipe, data, batch_size, on_train)
-    dense = build_model_with_notice(model, weights)
+    seed_of_run = 0 if report is None else int(report.recipe.get("seed", 0))  # of random weights
+    dense = build_model_with_notice(model, weights, seed=seed_of_run)
     compact = load_model(copy.deepcopy(dense), directory)
     chosen_device = pick_device(device, dense)  # joins the other processes, if there are any
     try:

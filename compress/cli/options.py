@@ -14,6 +14,7 @@ from rich.console import Console
 from compress.data import DATA_SOURCES, calibration_loader, loaders, test_loader
 from compress.progress import ProgressDisplay
 from compress.recipe import Recipe
+from compress.storage import isolated_random_state
 
 from . import models
 
@@ -192,9 +193,13 @@ def example_input(model: torch.nn.Module, shape: str | None) -> torch.Tensor:
     return torch.randn(sizes, generator=torch.Generator().manual_seed(0))
 
 
-def build_model_with_notice(spec: str, weights: Path | None, option: str = "--model") -> torch.nn.Module:
-    """Build the model of an option, and say what its weights are if there is no file of them."""
-    model = models.build_model(spec, weights, option)
+def build_model_with_notice(spec: str, weights: Path | None, option: str = "--model", seed: int = 0) -> torch.nn.Module:
+    """Build the model of an option, and say what its weights are if there is no file of them.
+
+    Random weights follow from the seed: the same command with `--resume` builds the same network.
+    """
+    with isolated_random_state(seed):
+        model = models.build_model(spec, weights, option)
     if weights is None and os.environ.get("RANK", "0") == "0":
         ProgressDisplay().message(models.weights_notice(spec, option))
     return model

@@ -139,12 +139,12 @@ def prune(
         raise ValueError("--trust-pickle: only for --yolo; --weights reads a .pt file without running its code")
     inputs |= data_arguments(settings, data if yolo is None else None, test, calibration)
     if model is not None:
-        network = build_model_with_notice(model, weights)
+        network = build_model_with_notice(model, weights, seed=settings.seed)
         has_no_data = settings.data.source is None and settings.task is None and calibration is None
         if shape is not None or has_no_data:
             inputs["example_inputs"] = example_input(network, shape)
     if teacher is not None:
-        inputs["teacher"] = build_model_with_notice(teacher, teacher_weights, "--teacher")
+        inputs["teacher"] = build_model_with_notice(teacher, teacher_weights, "--teacher", settings.seed)
     elif teacher_weights is not None:
         raise ValueError("--teacher-weights: whose weights? Give --teacher as well")
     try:

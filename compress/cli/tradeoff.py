@@ -9,6 +9,7 @@ import typer
 
 from compress.data import is_factory
 from compress.distributed import rank
+from compress.recipe import parse_allowed_loss
 from compress.startup import INTERRUPTED
 from compress.tradeoffs import DEFAULT_BUDGETS, folder_name
 from compress.tradeoffs import tradeoff as make_curve
@@ -72,11 +73,13 @@ def tradeoff(
 
     Exit codes: 0 done, 1 a budget cannot be met or no network is good enough for --pick, 2 invalid input.
     """
+    if pick is not None:
+        parse_allowed_loss(pick, "--pick")
     settings = load_recipe(recipe, ["50%"] if recipe is None else None, data)  # no network is cut to that budget
     if settings.task is not None or any(map(is_factory, (settings.data.source, calibration, test))):
         import_from_current_directory()
     inputs = data_arguments(settings, data, test, calibration)
-    network = build_model_with_notice(model, weights)
+    network = build_model_with_notice(model, weights, seed=settings.seed)
     has_no_data = settings.data.source is None and settings.task is None and calibration is None
     if shape is not None or has_no_data:
         inputs["example_inputs"] = example_input(network, shape)

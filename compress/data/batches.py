@@ -244,5 +244,8 @@ def iterate_batches(
             if batches_read == 0:
                 raise BatchError(f"{name}: expected at least one batch; the loader gave none")
             if isinstance(loader, Iterator):
-                raise BatchError(f"{name}: expected {count} more batches; the iterator ended and can be read only once")
+                raise BatchError(
+                    f"{name}: expected {count} more batches; the iterator ended and can be read only once. Give a "
+                    "loader that starts again, such as a DataLoader or list(data), or ask for fewer steps"
+                )
             epoch += 1

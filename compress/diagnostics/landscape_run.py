@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compress.data import loader_problems, reproducible_reading, seed_loader
-from compress.distributed import broadcast_object, rank
+from compress.distributed import broadcast_object, on_rank_zero, rank
 from compress.errors import BatchError, Diverged, NotReady
 from compress.modules import tensors_in, tensors_of, unwrap_model
 from compress.progress import ProgressDisplay
 from compress.report import Landscape, Surface
-from compress.storage import hash_tensors, isolated_random_state, seed_all
+from compress.storage import check_writable, hash_tensors, isolated_random_state, seed_all
 from compress.training import Classification, Engine, TaskLike, as_task, pick_device
 
 from .common_plane import OtherNetwork, other_problems, perturbed_networks
@@ -79,7 +79,7 @@ def landscape(
         PlanError: the plan of `other` was made for another model.
         BatchError: the loader gives too few batches, or something other than the task expects.
         Diverged: the loss at the weights themselves is not finite.
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; this is tried first.
     """
     if problems := [
         *_grid_problems(resolution, variance_resolution, span),
@@ -89,6 +89,9 @@ def landscape(
     ]:
         raise NotReady("landscape:\n  " + "\n  ".join(problems))
     model, device = unwrap_model(model), pick_device(device, model)
+    path = None if file is None else Path(file)
+    if path is not None:
+        on_rank_zero(lambda: check_writable(path))
     display = ProgressDisplay(quiet or rank() > 0)
     engine = Engine(device, seed, display)
     adapted = as_task(task) if task is not None else Classification()
@@ -106,7 +109,6 @@ def landscape(
             axes[Quantity.VARIANCE] = symmetric_axis(variance_resolution, span)
         points = points_from_the_middle(axes, len(networks))
         settings = [resolution, variance_resolution, span, seed, type(adapted).__qualname__]
-        path = None if file is None else Path(file)
         partial = None if path is None else path.with_suffix(".part.json")
         unfinished = UnfinishedValues(partial, _identity(networks, read, settings) if partial is not None else "")
         _evaluate(points, axes, networks, statistics, unfinished, seed, display)

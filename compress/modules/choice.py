@@ -48,11 +48,16 @@ class Choice(nn.Module):
 
     Raises:
         ValueError: there are fewer than two candidates, or a name cannot be used.
-        TypeError: a candidate is not a module.
+        TypeError: a candidate is not a module, or has no name.
     """
 
-    def __init__(self, /, *, shared: str | None = None, **candidates: nn.Module) -> None:
+    def __init__(self, /, *unnamed: nn.Module, shared: str | None = None, **candidates: nn.Module) -> None:
         super().__init__()
+        if unnamed:
+            raise TypeError(
+                "Choice: expected a name for each candidate, as Choice(conv=..., skip=nn.Identity()); got "
+                f"{len(unnamed)} without a name"
+            )
         if len(candidates) < 2:
             got = f"only {next(iter(candidates))!r}" if candidates else "none"
             raise ValueError(
@@ -61,6 +66,10 @@ class Choice(nn.Module):
         for name, candidate in candidates.items():
             if not isinstance(candidate, nn.Module):
                 raise TypeError(f"Choice: candidate {name}: expected a torch.nn.Module; got {type(candidate).__name__}")
+            if not name or "." in name:
+                raise ValueError(
+                    f"Choice: candidate {name!r}: expected a name without dots, such as 'conv3'; rename it"
+                )
             if hasattr(nn.ModuleDict, name):
                 raise ValueError(
                     f"Choice: candidate {name!r}: torch.nn.ModuleDict has a method of that name; rename it"

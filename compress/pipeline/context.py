@@ -7,7 +7,7 @@ from functools import cached_property
 from torch import nn
 
 from compress.distributed import broadcast_module_, broadcast_object, world_size
-from compress.modules import has_written_parameters, make_teacher, shared_copy, trainable_copy
+from compress.modules import choices_of, has_written_parameters, make_teacher, shared_copy, trainable_copy
 from compress.recipe import Recipe
 from compress.report import Report, run_origin
 from compress.storage import TrainingState
@@ -66,7 +66,10 @@ class RunContext:
         broadcast_module_(self.compact)
         engine.run_state.origin = broadcast_object(run_origin(model, recipe.seed))
         self.data = TrainingData(checked.train, self.recipe, engine, self.task)
-        self.data_notes = describe_data_use(recipe, checked, self.data, is_automatic)
+        self.data_notes = [
+            *describe_data_use(recipe, checked, self.data, is_automatic),
+            *_describe_unsearched_choices(model, recipe),
+        ]
         for note in self.data_notes:
             engine.display.message(note)
         self.plan, self.round_index = Plan({}, {}), 0
@@ -90,3 +93,15 @@ class RunContext:
         (tensors, metadata), self.resume_point = self.resume_point, None
         state.restore_(tensors, metadata.training)
         return metadata.position
+
+
+def _describe_unsearched_choices(model: nn.Module, recipe: Recipe) -> list[str]:
+    """Return a note if the model has choices that the recipe does not search."""
+    choices = [] if recipe.target.operations else list(choices_of(model))
+    if not choices:
+        return []
+    names = ", ".join(choices[:3]) + f" and {len(choices) - 3} more" * (len(choices) > 3)
+    return [
+        f"target.operations is off: the choices of the model ({names}) keep all of their candidates. To "
+        "choose one for each, give target: {operations: true} and a search such as rarts"
+    ]

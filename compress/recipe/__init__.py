@@ -22,6 +22,7 @@ from .fields import (
     parse_number,
 )
 from .name_patterns import NamePattern
+from .reader import read_budget
 from .schema import Recipe
 from .search_config import (
     RANKING_DESCRIPTION,
@@ -75,6 +76,7 @@ __all__ = [
     "parse_allowed_loss",
     "parse_fraction",
     "parse_number",
+    "read_budget",
     "register_config",
     "search_names",
 ]

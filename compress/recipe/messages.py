@@ -31,8 +31,10 @@ def dotted_key(key: tuple[Any, ...]) -> str:
 
 
 def nearest_name(name: str, known_names: Sequence[str]) -> str | None:
-    """Return the known name that is most like `name`, or None if none is similar."""
-    return next(iter(difflib.get_close_matches(name[:MAX_NAME], known_names, n=1)), None)
+    """Return the known name that is most like `name`, whatever its case, or None if none is similar."""
+    by_lower_case = {known.lower(): known for known in known_names}
+    nearest = difflib.get_close_matches(name[:MAX_NAME].lower(), by_lower_case, n=1)
+    return by_lower_case[nearest[0]] if nearest else None
 
 
 def did_you_mean(name: str, known_names: Sequence[str]) -> str:

@@ -143,7 +143,8 @@ class Recipe(StrictModel):
         if self.budget.dims is not None:
             yield Conflict(("budget", "target"), "operations have no dimensions; give macs, params, size or latency")
         gamma, penalty = getattr(self.search, "gamma", "auto"), getattr(self.search, "penalty", "")
-        if gamma not in ("auto", 0) and penalty not in ("macs", "latency") and self.search.method != "bayesnas":
+        has_other_use = self.search.method == "bayesnas" or not self.search.chooses_operations  # the latter is reported
+        if gamma not in ("auto", 0) and penalty not in ("macs", "latency") and not has_other_use:
             advice = (
                 f"penalty {penalty} draws scores of dimensions to zero; for operations give penalty: latency or macs"
             )

@@ -118,11 +118,11 @@ def _find(source: str | Path, folder: Path) -> Path:
         if isinstance(error, UnknownRecipe):
             raise
     hint = did_you_mean(name, list(packaged))
-    if re.fullmatch(r"[\d.]+\s*([a-zA-Z]+)?", name):
+    if re.fullmatch(r"-?[\d.]+\s*[a-zA-Z%]*", name):
         hint = ' For a budget alone, write what is left, as "50%" of the MACs, or a dict: {"budget": {"macs": "20M"}}'
     raise UnknownRecipe(
         f"{dotted_key((name,))}: expected the path of a YAML file or one of the packaged recipes "
-        f"({', '.join(packaged) or 'none'})" + (f".{hint}" if hint else "")
+        f'({", ".join(packaged) or "none"}), or a budget such as "50%"' + (f".{hint}" if hint else "")
     )
 
 

@@ -13,7 +13,7 @@ from pydantic_core import ErrorDetails
 from .budget_section import BUDGET_UNITS, explain_foreign_key, units_problem
 from .conflicts import Conflict, ConflictError
 from .messages import did_you_mean, dotted_key, short_repr
-from .search_config import config_class
+from .search_config import config_class, search_names
 from .sources import RecipeData, value_at
 
 SYNONYMS = {"float16": "fp16", "half": "fp16", "bfloat16": "bf16", "fp32": "float32", "single": "float32"}
@@ -45,7 +45,8 @@ class ErrorExplainer:
         if kind == "extra_forbidden":
             known = self._keys_of(path[:-1])
             foreign = explain_foreign_key(str(path[-1])[:80], details["input"])
-            hint = f" {foreign}" if foreign and path[0] == "budget" else self._right_section(path, known)
+            hint = f" {foreign}" if foreign and path[0] == "budget" else ""
+            hint = hint or self._other_searches(path) or self._right_section(path, known)
             if not hint and foreign and len(path) == 1:
                 hint = f" It belongs to budget. {foreign}"
             hint = hint or _length_in_steps(path[-1], details["input"], known) or _did_you_mean(path[-1], known)
@@ -98,6 +99,18 @@ class ErrorExplainer:
     def _is_container(self, path: Path) -> bool:
         return isinstance(value_at(self.data.values, path), (Mapping, list, tuple))
 
+    def _other_searches(self, path: Path) -> str:
+        """Return which searches have a setting that the one of the recipe does not have; "" if none has it."""
+        *section, key = path
+        if section != ["search"] or "search" not in self.schema.model_fields:
+            return ""
+        able = [name for name in search_names() if key in _field_names(config_class(name))]
+        if not able:
+            return ""
+        method = self.data.values["search"].get("method")
+        what = f"{method} has no {key}" if method else "Without a method it is magnitude, which trains nothing"
+        return f" {what}. Settings of that name belong to the methods {', '.join(able)}: write method: {_best(able)}."
+
     def _right_section(self, path: Path, known: list[str]) -> str:
         """Return a hint to the sections that have the key: below the section where it is, or else at the top level."""
         *section, key = path
@@ -128,7 +141,15 @@ class ErrorExplainer:
                 model = config_class(self.data.values["search"].get("method", "magnitude"))
             elif key in getattr(model, "model_fields", {}):
                 model = _model_in(model.model_fields[key].annotation)
-        return [field.alias or name for name, field in getattr(model, "model_fields", {}).items()]
+        return _field_names(model)
+
+
+def _field_names(model: Any) -> list[str]:
+    return [field.alias or name for name, field in getattr(model, "model_fields", {}).items()]
+
+
+def _best(methods: list[str]) -> str:
+    return "netslim" if "netslim" in methods else methods[0]  # netslim is the default where there are labels
 
 
 def _length_in_steps(key: int | str, value: Any, known: list[str]) -> str:

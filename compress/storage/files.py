@@ -72,6 +72,22 @@ def write_atomic(path: Path, data: bytes, previous: Path | None = None) -> None:
         raise describe_write_error(path, len(data), error) from error
 
 
+def check_writable(path: Path) -> None:
+    """Check, before the work whose result it will hold, that `write_atomic` can write a file; create its directory.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise describe_write_error(path, 0, error) from error
+
+
 def describe_write_error(path: Path, size: int, error: OSError) -> OSError:
     """Return the error with the path, the space that is needed and free, and what to do."""
     directory = next((p for p in path.absolute().parents if p.is_dir()), Path("/"))

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,7 +15,7 @@ from rich.text import Text
 from compress.api import Pruned
 from compress.errors import BudgetError
 from compress.formatting import format_count, format_metric, printable
-from compress.recipe import Budget, parse_allowed_loss
+from compress.recipe import Budget, parse_allowed_loss, read_budget
 from compress.report import NetworkNumbers
 
 UNKNOWN = "no validation data, and outputs without classes"
@@ -62,7 +61,7 @@ class Curve:
         return len(self.points)
 
     def __getitem__(self, budget: float | str | dict[str, Any] | Budget) -> Point:
-        wanted = as_budget(budget, self.unit)
+        wanted = read_budget(budget, self.unit)
         for point in self.points:
             if point.budget == wanted:
                 return point
@@ -104,6 +103,11 @@ class Curve:
             BudgetError: no network loses so little.
         """
         allowed = parse_allowed_loss(loss, "pick")
+        if allowed >= 1 and 0 <= self.value(self.dense) <= 1 and "%" not in str(loss):
+            raise ValueError(
+                f'pick: expected what may be lost, as 0.01 or "1%"; got {loss!r}, more than all of the {self.metric}. '
+                f'Did you mean "{allowed:g}%"?'
+            )
         if self.metric is None:
             raise BudgetError(f"pick: there is nothing to compare ({UNKNOWN}); give val=LOADER")
         good = [p for p in self.points if self.value(self.dense) - self.value(p.numbers) <= allowed + 1e-12]
@@ -195,18 +199,3 @@ class Curve:
     def _format(self, numbers: NetworkNumbers) -> str:
         value = self.value(numbers)
         return "-" if math.isnan(value) else format_metric(self.metric or "", value)
-
-
-def as_budget(value: float | str | dict[str, Any] | Budget, unit: str) -> Budget:
-    """Return the budget that a number, a text such as "60%" or "20M", or a dict stands for.
-
-    Raises:
-        ValueError: it is not a budget.
-    """
-    if isinstance(value, Budget):
-        return value
-    try:
-        return Budget.model_validate(value if isinstance(value, dict) else {unit: value})
-    except ValidationError as error:
-        problems = [details["msg"].removeprefix("Value error, ") for details in error.errors()]
-        raise ValueError("budget: " + "\n  ".join(problems)) from None

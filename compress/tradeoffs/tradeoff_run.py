@@ -14,15 +14,15 @@ from torch import nn
 
 from compress.api import RecipeLike, run_pruning
 from compress.distributed import on_rank_zero, rank, wait_for_all
-from compress.errors import NotReady
+from compress.errors import NotReady, RecipeError
 from compress.modules import unwrap_model, unwrap_teacher
 from compress.pipeline import Run, SharedSearch, UserInputs, can_share_search
 from compress.progress import ProgressDisplay
-from compress.recipe import Budget, Recipe
+from compress.recipe import Budget, Recipe, read_budget
 from compress.storage import CheckpointStore, is_temporary_file, write_atomic
 from compress.training import TaskLike
 
-from .curve import Curve, Point, as_budget
+from .curve import Curve, Point
 from .page import render_curve
 
 DEFAULT_BUDGETS = ("90%", "80%", "70%", "60%", "50%", "40%", "30%")
@@ -65,7 +65,8 @@ def tradeoff(
         model, train, val, test, task, example_inputs, teacher, calibration, device, quiet: as in `compress.prune`.
         recipe: as in `compress.prune`; its export is ignored.
         budgets: what is left, in the unit of the recipe's budget (default: MACs); a dict is a whole budget.
-        finetune: length of fine-tuning at each point, such as "100 steps"; False: none; default: as the recipe says.
+        finetune: length of fine-tuning at each point, such as "100 steps"; False: none; True: as the recipe says, or of
+            the default length if it has none; default: as the recipe says.
         workdir: folder for the points, tradeoff.json and tradeoff.html.
         resume: continue in `workdir`: finished points are kept; the budgets may be others.
 
@@ -132,10 +133,10 @@ def _load_recipe(recipe: RecipeLike, finetune: str | float | bool | None) -> Rec
     if finetune is False:
         update["finetune"] = None
     settings = settings.model_copy(update=update)
-    if finetune is None or isinstance(finetune, bool):
+    if finetune is None or finetune is False or (finetune is True and (settings.finetune or settings.is_automatic)):
         return settings
     data = settings.model_dump(mode="json", exclude_none=True)
-    data["finetune"] = {**(data.get("finetune") or {"distill": {}}), "epochs": finetune}
+    data["finetune"] = {} if finetune is True else {**(data.get("finetune") or {"distill": {}}), "epochs": finetune}
     return Recipe.load(data)
 
 
@@ -147,20 +148,22 @@ def _parse_budgets(budgets: Sequence[float | str | dict[str, Any] | Budget], uni
     """
     parsed: list[Budget] = []
     problems = []
-    for value in [budgets] if isinstance(budgets, (str, float, dict, Budget)) else budgets:
+    if isinstance(budgets, (str, int, float, dict, Budget)):
+        budgets = [budgets]
+    for value in budgets or []:
         try:
-            budget = as_budget(value, unit)
-        except ValueError as error:
-            problems.append(str(error).removeprefix("budget: "))
+            budget = read_budget(value, unit)
+        except RecipeError as error:
+            problems.append(str(error))
             continue
         if budget.auto:
             problems.append("expected what is left, such as 50%; got auto")
         if budget not in parsed:
             parsed.append(budget)
-    if not parsed and not problems:
-        problems = ['expected at least one, such as ["80%", "60%", "40%"]; got none']
     if problems:
-        raise NotReady("budgets: " + "\n  ".join(problems))
+        raise NotReady("budgets:\n  " + "\n  ".join(problems))
+    if not parsed:
+        raise NotReady('budgets: expected at least one, such as ["80%", "60%", "40%"]; got none')
     return parsed
 
 

@@ -129,6 +129,19 @@ def test_interrupted_command_exits_130_and_goes_on_with_resume(monkeypatch, caps
     assert "accuracy" in out
 
 
+def test_network_with_random_weights_goes_on_with_resume(monkeypatch, capsys, tmp_path):
+    """A search of operations starts from random weights: the same command builds the same network again."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("target: {operations: true}\nsearch: {method: magnitude}\ntiming: {repeats: 3}\n")
+    words = ["--model", "compress.cells:digits_network", "--input", "1,1,8,8", "--recipe", str(recipe)]
+    words += ["--workdir", str(tmp_path / "out"), "--quiet"]
+    code, _, err = run(monkeypatch, capsys, "prune", *words, "--seed", "3")
+    assert code == 0, err
+    torch.manual_seed(7)  # another process
+    code, _, err = run(monkeypatch, capsys, "prune", *words, "--seed", "3", "--resume")
+    assert code == 0, err
+
+
 def test_budget_out_of_reach_exits_1(monkeypatch, capsys, tmp_path):
     recipe = tmp_path / "tiny.yaml"
     recipe.write_text("budget: {macs: 0.1%}\n")

@@ -58,3 +58,10 @@ def test_trade_off_without_a_recipe_needs_no_data(monkeypatch, capsys, tmp_path)
     code, out, err = run(monkeypatch, capsys, *words)
     assert code == 0, err
     assert json.loads(out)["notes"][0] == "magnitude: one search served all budgets"
+
+
+def test_pick_that_is_no_loss_is_refused_before_the_first_network(monkeypatch, capsys, tmp_path):
+    words = ["tradeoff", *RESNET18, "--recipe", "magnitude_half", "--budgets", "20%", "--quiet", "--pick", "much"]
+    code, _, err = run(monkeypatch, capsys, *words, "--workdir", str(tmp_path / "curve"))
+    assert code == 2 and "pick: expected what may be lost" in err
+    assert not (tmp_path / "curve").exists()

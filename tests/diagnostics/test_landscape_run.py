@@ -286,6 +286,17 @@ def test_values_of_other_weights_settings_or_damaged_ones_are_not_taken(pruned: 
         assert -calls.left == 2 * 25
 
 
+def test_a_file_that_cannot_be_written_is_found_before_the_first_value(pruned: Any, tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "file").touch()
+    for path, reason in (("taken", "Is a directory"), ("file/landscape.json", "file is a file")):
+        calls = Failing(RuntimeError(), 0)
+        with pytest.raises(OSError, match=f"{path}: cannot be written: .*{reason}. Choose a directory"):
+            around(pruned[0], digits(2), file=tmp_path / path, task=calls)
+        assert calls.left == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "taken"]
+
+
 def test_values_are_written_now_and_then(pruned: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unfinished_values, "SAVE_INTERVAL", -1.0)
     seen = []

@@ -114,6 +114,13 @@ def test_one_candidate_is_refused() -> None:
 def test_candidates_must_be_modules_with_usable_names() -> None:
     with pytest.raises(TypeError, match=r"candidate b: expected a torch.nn.Module; got int"):
         compress.Choice(a=nn.Identity(), b=3)  # type: ignore[arg-type]
+    with pytest.raises(
+        TypeError, match=r"expected a name for each candidate, as Choice\(conv=.*; got 2 without a name"
+    ):
+        compress.Choice(nn.Identity(), nn.Identity())
+    for name in ("", "conv.3"):
+        with pytest.raises(ValueError, match=f"candidate '{name}': expected a name without dots"):
+            compress.Choice(**{name: nn.Identity(), "skip": nn.Identity()})
     with pytest.raises(ValueError, match=r"'keys': torch.nn.ModuleDict has a method of that name"):
         compress.Choice(a=nn.Identity(), keys=nn.Identity())
     with pytest.raises(ValueError, match=r"shared: expected a name such as 'normal.0'; got ''"):

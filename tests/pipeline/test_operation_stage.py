@@ -135,7 +135,13 @@ def test_a_session_chooses_operations() -> None:
     session = compress.search_session(conv_choices(), RECIPE, steps=4, example_inputs=batches[0][0])
     for first, second in zip(batches, reversed(batches), strict=True):
         session.step((first, second))
-    pruned = session.finish()
+    with pytest.raises(
+        RuntimeError, match=r"chosen once, by the budget of the recipe; got budget='60%'. Call finish()"
+    ):
+        session.finish(budget="60%")
+    pruned = session.finish()  # the search is not lost
+    with pytest.raises(RuntimeError, match="the session is finished; operations are chosen once"):
+        session.finish()
     assert set(pruned.plan.choices) == {"first", "second", "down"}
     both = {**RECIPE, "target": {"operations": True, "channels": True}, "budget": {"macs": "60%"}}
     with pytest.raises(compress.NotReady, match="a session chooses operations or cuts widths"):
@@ -158,6 +164,17 @@ def test_onnx_file_holds_only_the_chosen_candidates(tmp_path: Path) -> None:
     graph = onnx.load(tmp_path / "model.onnx").graph
     convolutions = sum(node.op_type == "Conv" for node in graph.node)
     assert convolutions == sum(isinstance(module, nn.Conv2d) for module in pruned.model.modules())
+
+
+def test_choices_that_a_recipe_does_not_search_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = {"budget": "90%", "search": "magnitude", "timing": {"repeats": 3}}
+    pruned = compress.prune(conv_choices(), recipe, example_inputs=images()[0][0])
+    (note,) = (note for note in pruned.report.notes if "target.operations" in note)
+    assert "(first, second, down) keep all of their candidates" in note and "operations: true" in note
+    assert "keep all of their candidates" in " ".join(capsys.readouterr().err.split())
+    assert len(choices_of(pruned.model)) == 3
+    chosen = compress.prune(conv_choices(), RECIPE, train=loader(), quiet=True)
+    assert not any("target.operations" in note for note in chosen.report.notes)
 
 
 def test_a_model_without_choices_is_refused() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compress import Recipe, RecipeError
-from compress.recipe import Budget, Quantity
+from compress.recipe import Budget, Quantity, read_budget
 
 
 def budget_of(value: Any) -> Budget:
@@ -110,3 +110,16 @@ def test_budget_is_required_and_replaces_that_of_the_base() -> None:
         Recipe.load({})
     extended = Recipe.load({"extends": "magnitude_half", "budget": {"params": "3M", "latency": "60%"}}).budget
     assert str(extended) == "params 3M, latency 60%"
+
+
+def test_budget_alone_is_explained_like_that_of_a_recipe() -> None:
+    assert read_budget("60%", "params") == budget_of({"params": 0.6})
+    assert read_budget("60%", "auto") == read_budget({"macs": 0.6}, "dims") == budget_of({"macs": 0.6})
+    for wrong, match in (
+        ({"mac": 0.5}, r"^budget\.mac: expected one of macs, .*; got 'mac'\. Did you mean macs\?"),
+        ({"MACs": 0.5}, r"^budget\.MACs: .* Did you mean macs\?"),
+        (40, r'^budget\.size: .*got 40\. Did you mean "40%" or "40 MB"\?'),
+        ({}, "^budget: expected auto alone, or one or more of"),
+    ):
+        with pytest.raises(RecipeError, match=match):
+            read_budget(wrong, "size")

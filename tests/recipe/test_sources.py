@@ -25,6 +25,12 @@ def test_name_that_is_not_packaged_is_answered_with_the_nearest() -> None:
         Recipe.load(name + "x")
 
 
+@pytest.mark.parametrize("text", ["10M", "50%%", "-5M", "200 kMACs"])
+def test_text_that_is_nearly_a_budget_is_answered_with_one(text: str) -> None:
+    with pytest.raises(RecipeError, match=r'or a budget such as "50%"\. For a budget alone, write what is left'):
+        Recipe.load(text)
+
+
 def test_every_packaged_recipe_loads_and_opens_with_its_command() -> None:
     assert packaged_recipes()
     for name, path in packaged_recipes().items():

@@ -96,6 +96,28 @@ def test_words_of_other_libraries_and_keys_in_another_section_get_a_hint(recipe:
         Recipe.load({"budget": {"macs": "50%"}} | recipe)
 
 
+@pytest.mark.parametrize(
+    ("search", "match"),
+    [
+        ({"epochs": 3}, "search.epochs: .* Without a method it is magnitude, .* write method: netslim"),
+        ({"method": "magnitude", "epochs": 3}, "magnitude has no epochs. .* aps, .*taylor: write method: netslim"),
+        ({"method": "taylor", "costs": True}, "search.costs: .* taylor has no costs. .* bayesnas,"),
+        ({"method": "netslim", "hessian": "paper"}, "netslim has no hessian. .* bayesnas: write method: bayes"),
+        ({"method": "RARTS"}, "got 'RARTS'. Did you mean rarts"),
+    ],
+)
+def test_setting_of_another_search_names_the_searches_that_have_it(search: dict[str, Any], match: str) -> None:
+    with pytest.raises(RecipeError, match=match) as caught:
+        Recipe.load({"budget": 0.5, "search": search})
+    assert "belongs to finetune" not in str(caught.value)
+
+
+def test_operations_with_a_search_that_cannot_is_one_problem() -> None:
+    for method in ("rvsm", "bayes_compress"):
+        with pytest.raises(RecipeError, match=r"1 problem\n  search: target.operations needs a search that trains"):
+            Recipe.load({"target": {"operations": True}, "search": method})
+
+
 def test_length_in_steps_is_explained() -> None:
     budget = {"macs": 0.5}
     with pytest.raises(RecipeError, match=r"search\.steps: .*A length in steps is written as epochs: 20 steps\."):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import compress
 from cases import CASES, build, groups_of
@@ -15,6 +16,7 @@ from compress.search.aps.projections import Projection, Side, layer_slots, shari
 from compress.search.aps.sharing import (
     UPDATES,
     anneal_,
+    anneal_by_position_,
     disjoint_columns,
     nested_columns,
     nested_sum,
@@ -107,6 +109,24 @@ def test_annealing_goes_from_nested_to_disjoint_and_keeps_columns_of_norm_one(wi
         assert float((a.norm(dim=0) - 1).abs().max()) < 1e-12
         level = now
     assert level == pytest.approx(sum(widths), rel=5e-4)
+
+
+@pytest.mark.parametrize("widths", [PAPER, [16, 32, 48, 64], [3, 5, 6, 7, 8, 9], [5, 5, 2], [6]])
+def test_annealing_by_position_is_annealing(widths: list[int]) -> None:
+    whole = separated(nested_columns(widths))
+    parts = whole.clone()
+    for _ in range(UPDATES):
+        anneal_(whole)
+        anneal_by_position_(parts, widths)
+    assert torch.allclose(parts, whole, rtol=0, atol=1e-9)
+
+
+def test_annealing_of_wide_layers_is_cheap() -> None:
+    widths = [64, 128, 192, 256]
+    a = separated(nested_columns(widths))
+    with FlopCounterMode(display=False) as counter:
+        anneal_by_position_(a, widths)
+    assert counter.get_total_flops() < sum(widths) ** 3 / 1000
 
 
 def test_one_annealing_update_descends_the_sum_of_overlaps() -> None:

@@ -50,12 +50,16 @@ def test_straight_sagging_rising_and_single_curves_have_no_knee(values: dict[int
 
 def test_smallest_network_within_the_loss_is_picked() -> None:
     points = curve(GENTLE)
-    for loss, left in (("1%", 0.6), (0.01, 0.6), ("5 %", 0.4), ("0.5%", 0.8), (1, 0.2)):
+    for loss, left in (("1%", 0.6), (0.01, 0.6), ("5 %", 0.4), ("0.5%", 0.8), ("100%", 0.2)):
         assert points.pick(loss).budget.macs == left
     with pytest.raises(BudgetError, match=r"loses at most 0\.1% of accuracy; the best, macs 80%, loses 0\.50%"):
         points.pick("0.1%")
     with pytest.raises(BudgetError, match="there is nothing to compare"):
         curve(GENTLE, None).pick("1%")
+    for points_of_accuracy in (1, "1"):  # a percentage without its sign: every network would be good enough
+        with pytest.raises(ValueError, match=r'more than all of the accuracy\. Did you mean "1%"'):
+            points.pick(points_of_accuracy)
+    assert curve({80: 1.2, 40: 1.1}, "energy", 2.0).pick(1).budget.macs == 0.4
     for wrong in ("much", -1, "nan"):
         with pytest.raises(ValueError, match="pick: expected what may be lost"):
             points.pick(wrong)

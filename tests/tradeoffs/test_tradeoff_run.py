@@ -12,7 +12,9 @@ from torch import nn
 
 import compress
 from compress.pipeline import Run
+from compress.recipe import Finetune
 from compress.tradeoffs import Curve
+from compress.tradeoffs.tradeoff_run import _load_recipe
 from helpers.digits import dense, loaders
 
 BUDGETS = ["80%", "60%", "40%"]
@@ -93,6 +95,8 @@ def test_fine_tuning_can_be_left_out_or_given_a_length() -> None:
     assert bare.report.pruned.metrics == bare.report.sliced
     tuned = compress.tradeoff(dense(), ONE_SEARCH["magnitude"], ["50%"], finetune="2 steps", quiet=True, **given)["50%"]
     assert [r["step"] for r in tuned.report.history if r["stage"] == "finetune"][-1] == 2
+    assert _load_recipe(ONE_SEARCH["magnitude"], None).finetune is None
+    assert _load_recipe(ONE_SEARCH["magnitude"], True).finetune == Finetune()
 
 
 def test_search_that_follows_from_the_data_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +177,9 @@ def test_budgets_out_of_reach_are_named_before_the_search() -> None:
     [
         ([], "budgets: expected at least one"),
         ([50], 'Did you mean "50%"'),
+        (50, 'Did you mean "50%"'),
+        (None, "budgets: expected at least one"),
+        ([{"mac": "50%"}], r"budget\.mac: expected one of macs, .* Did you mean macs"),
         ("x", "got 'x'$"),
         ([{"macs": 0.5, "auto": True}], "auto"),
     ],

@@ -39,7 +39,7 @@ from .candidates import WidthTable, candidate_widths, magnitude_ranks
 from .controller import Controller, policy_loss, update_baseline_
 from .gradient_coupling import GroupWeight, measure_coupling, to_candidate
 from .projections import attach_projections_, layer_slots, sharing_level
-from .sharing import TURN, UPDATES, anneal_, disjoint_columns, nested_columns, separated
+from .sharing import TURN, UPDATES, anneal_by_position_, disjoint_columns, nested_columns, separated
 from .weight_training import WeightTraining, frozen_statistics, mean_over_processes
 from .width_cost import BudgetRatio, reward
 
@@ -237,7 +237,7 @@ class Aps(Search):
             for layer in self.layers:
                 for side_dim, side in layer.projection.sides():
                     if side_dim == dim:
-                        anneal_(side.a)
+                        anneal_by_position_(side.a, self.candidates[side.group_index])
 
     @property
     def _is_settled(self) -> bool:
