@@ -23,7 +23,7 @@ from .elimination import LinearSystem, elimination_order
 from .layer_samples import channel_rows, draw_rows
 
 MOST_POSITIONS = 4096  # of a group in a reader: the matrices have so many rows
-ROWS_PER_POSITION, FEWEST_ROWS = 16, 8192  # sampled from all batches
+ROWS_PER_POSITION, FEWEST_ROWS = 64, 32768  # sampled from all batches
 
 
 @torch.no_grad()
