@@ -147,7 +147,13 @@ def prune_with_ours(
         batches, search["epochs"] = steps * (2 if reads_pairs else 1), f"{steps} steps"
     if "schedule" in search:
         search |= training
-    recipe = {"budget": {"macs": fraction_left}, "search": search, "engine": ENGINE, "seed": bench.seed}
+    recipe = {
+        "target": {"channels": True, "round_to": 1},  # as the rivals
+        "budget": {"macs": fraction_left},
+        "search": search,
+        "engine": ENGINE,
+        "seed": bench.seed,
+    }
     start = time.perf_counter()
     pruned = compress.prune(bench.dense, recipe, train=bench.train, device="cpu", quiet=True)
     stage_seconds = pruned.report.seconds

@@ -67,6 +67,7 @@ def recipe(name: str, seed: int, quick: bool) -> dict[str, Any]:
         finetune["epochs"] = "20 steps"
         search |= {"epochs": "10 steps"} if "epochs" in search else {}
     return {
+        "target": {"channels": True, "round_to": 1},
         "budget": {"macs": "50%"},
         "search": search,
         "finetune": finetune,

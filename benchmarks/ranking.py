@@ -51,7 +51,7 @@ def compare_rankings(
         {
             "budget": {"macs": "50%"},
             "search": method,
-            "target": target,
+            "target": target | {"round_to": 1},
             "finetune": {"epochs": f"{options.finetune} steps", "lr": 0.02, "distill": {}, "best": False},
             "seed": seed,
         }

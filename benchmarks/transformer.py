@@ -69,7 +69,7 @@ def recipe(trial_name: str, seed: int, quick: bool) -> dict[str, Any]:
         finetune["epochs"] = "10 steps"
         search |= {"epochs": "10 steps"} if "epochs" in search else {}
     return {
-        "target": {"channels": False, "attention": True, "mlp": True},
+        "target": {"channels": False, "attention": True, "mlp": True, "round_to": 1},
         "budget": BUDGETS[budget],
         "search": search,
         "finetune": finetune,
