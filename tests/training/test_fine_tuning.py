@@ -137,6 +137,19 @@ def test_best_weights_on_validation_are_kept(scores: tuple[float, ...], kept: in
         assert all(torch.equal(v, seen[moment][k]) for k, v in student.state_dict().items()) is (moment == kept)
 
 
+def test_a_loader_of_one_batch_is_not_validated_after_each_step() -> None:
+    class Counted(compress.Classification):
+        def evaluate(self, model: nn.Module, batches: Any) -> dict[str, float]:
+            count.append(1)
+            return {"score": 0.5}
+
+    count: list[int] = []
+    task = Counted([tuple(t[:4] for t in first())], [first()])
+    job = FineTuneJob(cut(dense())[0], dense(), compress.Plan({}, {}), config(), engine(), 60)
+    fine_tune(job, task, task.train or ())
+    assert len(count) == 20
+
+
 def test_last_weights_are_kept_where_best_is_off() -> None:
     class Scripted(compress.Classification):
         def evaluate(self, model: nn.Module, batches: Any) -> dict[str, float]:
