@@ -163,6 +163,14 @@ class FineTuner:
         self.features.set_totals([norms for _, _, norms in parts])
         self._taught = parts[0][:2] if len(parts) == 1 else None
 
+    def remember_start(self, metrics: dict[str, float]) -> None:
+        """Keep the weights before the first step unless later ones are as good; `metrics` were measured with them."""
+        metric = next(iter(metrics.values()), math.nan)
+        if self.keep_best and math.isfinite(metric):
+            self.state.values["best"] = metric
+            if self.has_extra_state:
+                self.state.extra_states.update(copy.deepcopy(extra_states(self.evaluated_model)))
+
     def evaluate(self) -> dict[str, float]:
         """Validate, and keep a copy of the weights if the first metric is the best so far."""
         with self.student.whole():
@@ -245,6 +253,8 @@ def fine_tune(job: FineTuneJob, task: Task, loader: Iterable[Any], resume: Resum
     if resume is not None and resume.metadata.position is not None:
         tuner.state.restore_(resume.tensors, resume.metadata.training)
         position, tuner.done = resume.metadata.position, resume.metadata.position.done
+    elif job.config.from_ == "search" and not job.config.recalibrate:
+        tuner.remember_start(job.engine.run_state.sliced_metrics or {})
     with teacher_in_main_memory(job.teacher, job.engine.config):
         job.engine.train(
             "finetune",
