@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from .fields import LogitDistillation, TrainingConfig
+from .fields import Length, LogitDistillation, TrainingConfig
 from .schema import Recipe
 from .search_config import config_class
 from .sections import Distill, Finetune
@@ -13,6 +13,8 @@ DataKind = Literal["labels", "inputs", "none"]
 # Rates of benchmarks/accuracy.py (ResNets, sgd) and benchmarks/transformer.py (ViT, adamw), which start from trained
 # weights. The rate of the search stays constant; fine-tuning decays its own.
 SGD_RATE, ADAM_RATES = 0.01, {"search": 5e-4, "finetune": 1e-4}
+# Without labels, repair does most of the work: on a hundred images, more steps cost accuracy.
+UNLABELLED_LENGTH = "4 epochs, 50 to 8000 steps"
 WEIGHT_DECAY = {"sgd": 1e-4, "adam": 1e-4, "adamw": 0.05}
 
 
@@ -34,7 +36,8 @@ def complete_recipe(
     changes: dict[str, Any] = {}
     search, finetune = recipe.search, recipe.finetune
     if recipe.is_automatic and data != "none":
-        finetune = changes["finetune"] = Finetune()
+        lengths = {"epochs": Length.model_validate(UNLABELLED_LENGTH)} if data == "inputs" else {}
+        finetune = changes["finetune"] = Finetune(**lengths)
     if recipe.is_automatic and data == "labels":
         search = config_class("netslim")(method="netslim")
     if recipe.is_automatic and data == "inputs" and "compensate" not in recipe.model_fields_set:

@@ -78,7 +78,7 @@ def test_inputs_alone_are_repaired_and_distilled(given: str) -> None:
     recipe = {"budget": "50%", "timing": TIMING}
     report = compress.prune(model, recipe, val=[(x, y)], quiet=True, **data).report
     assert report.recipe["search"]["method"] == "magnitude" and report.recipe["compensate"] == "least_squares"
-    line = "default recipe: cut by magnitude, repair by least squares, fine-tuning of 400 steps, taught by the dense "
+    line = "default recipe: cut by magnitude, repair by least squares, fine-tuning of 50 steps, taught by the dense "
     assert any(note.startswith(line) for note in report.notes)
     assert any(note.startswith("least squares: ") for note in report.notes)
     assert report.pruned.metrics["accuracy"] >= report.dense.metrics["accuracy"] - 0.02
