@@ -90,7 +90,7 @@ def describe_defaults(recipe: Recipe, data: DataKind, search_steps: int, finetun
     if data == "none":
         return (
             "no training data: the dimensions are ranked by magnitude, and nothing is trained; expect to lose "
-            "accuracy. Give train=LOADER (images suffice, labels are better) to search and fine-tune"
+            "accuracy. Give train=LOADER, or --data in a shell (images suffice, labels are better) to search and train"
         )
     stages = [f"{recipe.search.method} search of {search_steps} steps" if search_steps else "cut by magnitude"]
     stages += ["repair by least squares"] * (recipe.compensate == "least_squares")

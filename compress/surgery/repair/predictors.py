@@ -80,8 +80,10 @@ def readers_of(model: nn.Module, group: Group) -> dict[str, Index]:
             layer = modules.get(name)
             if leaf != "weight" or slot.dim != 1 or layer is None or not is_plain_layer(layer) or name in readers:
                 return {}
-            if layer.weight.shape[1] > MOST_INPUTS:  # type: ignore[operator,union-attr]
-                return {}  # it will not be solved
+            weight = layer.weight
+            assert isinstance(weight, Tensor)
+            if weight.shape[1] > MOST_INPUTS:  # it will not be solved
+                return {}
             readers[name] = slot.index
     return readers if all(index.size <= MOST_POSITIONS for index in readers.values()) else {}
 

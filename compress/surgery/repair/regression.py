@@ -16,7 +16,7 @@ from torch import Tensor
 from compress.distributed import all_reduce_sum
 
 # Strong to weak. The weakest, for exact fits, is tried in double precision only.
-RIDGES = (100.0, 10.0, 1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-6)
+RIDGES = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-6)
 WEAKEST_RIDGE = 1e-14
 CONSTANT = 1e-12  # variance of the inputs of a group, next to that of the most variable group: below, it is rounding
 
