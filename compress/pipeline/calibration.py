@@ -59,11 +59,13 @@ class CalibrationData:
             ]
         if not isinstance(self.given, Tensor) and (problems := loader_problems(self.given, "calibration")):
             return problems
+        if isinstance(self.given, Iterator):
+            return ["calibration: expected inputs that can be read twice; got an iterator. Give list(calibration)"]
         try:
             first = next(iter(self._given_batches()), None)
         except BatchError as error:
             return [str(error)]
-        if first is None:
+        if first is None or batch_size_of(first) == 0:
             return ["calibration: expected at least one input; got none"]
         tensors = [t for t in pytree.tree_leaves(first) if isinstance(t, Tensor) and t.is_floating_point()]
         if not all(bool(torch.isfinite(t).all()) for t in tensors):

@@ -117,6 +117,7 @@ def check_inputs(
         prefers_adamw=prefers_adamw(model),
         distill_weight=task.distill_weight,
         trains=not task.has_own_fine_tuning,
+        batches=num_batches(train),
     )
     problems += launch_problems(engine, model, recipe.finetune, task)
     problems += _data_problems(recipe, task, inputs.brings_batches)

@@ -235,7 +235,9 @@ class Finetune(TrainingConfig):
         0, ge=0, le=MAX_COUNT, description="batches on which batch norm statistics are recomputed before training"
     )
     best: bool | None = Field(
-        None, description="keep the weights that are best on the validation data (default: true if there is any)"
+        None,
+        description="keep the weights that are best on the validation data, those before the first step included "
+        "(default: true if there is any)",
     )
 
     @model_validator(mode="after")

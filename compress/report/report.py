@@ -196,6 +196,8 @@ class Report:
         """Return which weights of fine-tuning were kept, or an empty string if not the best on validation were."""
         if not self.kept:
             return ""
+        if not self.kept["step"]:
+            return "weights from right after the cut: none that were measured later were as good on validation"
         return f"weights of step {self.kept['step']} of {self.kept['of']}: of those measured, the best on validation"
 
     def show(self) -> None:

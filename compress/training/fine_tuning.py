@@ -39,6 +39,8 @@ from .tasks.classification import SoftBatch
 if TYPE_CHECKING:
     from timm.data.mixup import Mixup
 
+FEWEST_STEPS = 20  # between two validations, which would take longer than an epoch of a hundred images
+
 
 @dataclass
 class FineTuneJob:
@@ -161,6 +163,14 @@ class FineTuner:
         self.features.set_totals([norms for _, _, norms in parts])
         self._taught = parts[0][:2] if len(parts) == 1 else None
 
+    def remember_start(self, metrics: dict[str, float]) -> None:
+        """Keep the weights before the first step unless later ones are as good; `metrics` were measured with them."""
+        metric = next(iter(metrics.values()), math.nan)
+        if self.keep_best and math.isfinite(metric):
+            self.state.values["best"] = metric
+            if self.has_extra_state:
+                self.state.extra_states.update(copy.deepcopy(extra_states(self.evaluated_model)))
+
     def evaluate(self) -> dict[str, float]:
         """Validate, and keep a copy of the weights if the first metric is the best so far."""
         with self.student.whole():
@@ -206,6 +216,22 @@ class FineTuner:
         return self.task.soften(batch, classes, config.label_smoothing, self.mixup)
 
 
+def steps_between_validations(epoch: int | None, total: int) -> int:
+    """Return after how many steps a network is validated: every epoch, or several where epochs are short.
+
+    Args:
+        epoch: steps per epoch; None if the loader has no length, then ten times in all.
+        total: steps of the training.
+
+    >>> [steps_between_validations(epoch, 400) for epoch in (2, 15, 75, 300, None)]
+    [20, 30, 75, 200, 40]
+    """
+    if not epoch:
+        return max(1, total // 10)
+    fewest = min(FEWEST_STEPS, -(-total // FEWEST_STEPS))  # short trainings are validated every epoch, too
+    return min(epoch * -(-fewest // epoch), max(1, total // 2))
+
+
 def fine_tune(job: FineTuneJob, task: Task, loader: Iterable[Any], resume: ResumePoint | None = None) -> None:
     """Train the student of a job in place, starting from its weights; keep the best on validation, or the last.
 
@@ -227,7 +253,8 @@ def fine_tune(job: FineTuneJob, task: Task, loader: Iterable[Any], resume: Resum
     if resume is not None and resume.metadata.position is not None:
         tuner.state.restore_(resume.tensors, resume.metadata.training)
         position, tuner.done = resume.metadata.position, resume.metadata.position.done
-    size = num_batches(loader)
+    elif job.config.from_ == "search" and not job.config.recalibrate:
+        tuner.remember_start(job.engine.run_state.sliced_metrics or {})
     with teacher_in_main_memory(job.teacher, job.engine.config):
         job.engine.train(
             "finetune",
@@ -236,7 +263,7 @@ def fine_tune(job: FineTuneJob, task: Task, loader: Iterable[Any], resume: Resum
             tuner.step,
             tuner.state,
             resume_at=position,
-            measure_every=min(size, max(1, job.total // 2)) if size else max(1, job.total // 10),
+            measure_every=steps_between_validations(num_batches(loader), job.total),
             measure=tuner.evaluate if task.val is not None else None,
         )
     tuner.load_best_weights_()

@@ -77,6 +77,8 @@ def test_missing_or_wrong_calibration_data_are_refused_at_the_start() -> None:
     refused("train is an iterator, which is read only once", RECIPE, train=iter(loaders()[0]))
     refused("calibration: expected a loader that gives batches; got int", RECIPE, calibration=3)
     refused("calibration: expected at least one input; got none", RECIPE, calibration=[])
+    refused("calibration: expected at least one input; got none", RECIPE, calibration=x[:0])
+    refused("calibration: expected inputs that can be read twice; got an iterator", RECIPE, calibration=iter([x, x]))
     refused("calibration: the model does not run on the first batch", RECIPE, calibration=torch.randn(4, 3, 8, 8))
     refused("calibration: expected a batch of inputs", RECIPE, calibration=torch.randn(4))
     x[0, 0, 0, 0] = float("nan")

@@ -138,6 +138,15 @@ def test_values_of_a_group_and_groups_that_products_read_stay_as_they_are() -> N
         assert torch.equal(found[name], values) == (name not in changed)
 
 
+def test_a_layer_that_is_too_wide_to_be_solved_decides_nothing() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 2500, 2))
+    groups = compress.find_groups(model, torch.randn(1, 1, 50, 50))
+    assert [readers_of(model, group) for group in groups] == [{}]
+    narrow = nn.Sequential(nn.Conv2d(1, 4, 1), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 100, 2))
+    groups = compress.find_groups(narrow, torch.randn(1, 1, 10, 10))
+    assert [list(readers_of(narrow, group)) for group in groups] == [["3"]]
+
+
 def test_groups_with_values_that_are_not_finite_keep_their_order() -> None:
     torch.manual_seed(0)
     model, x = Doubled(), torch.randn(50, 6)

@@ -95,6 +95,28 @@ def test_solution_is_that_of_an_explicit_least_squares_problem(groups: int, ridg
     assert before.error == pytest.approx(float(held_out.square().sum() / variance))
 
 
+@pytest.mark.parametrize("constant", [0.0, 0.3])
+def test_a_constant_group_gets_a_bias_and_the_others_are_solved(constant: float) -> None:
+    """As a depthwise convolution on channels of which one is dead."""
+    x, weight = noise(80, 3, 4), noise(3, 1, 4, seed=1)
+    y = torch.einsum("sgd,god->sgo", x, weight) + 2
+    x[:, 1], y[:, 1] = constant, 5
+    sums = [Sums.zeros(3, 4, 1, torch.device("cpu")) for _ in range(2)]
+    for part, rows in zip(sums, (slice(60), slice(60, None)), strict=True):
+        part.add_(x[rows], y[rows])
+    given = noise(3, 1, 4, seed=2)
+    _, best = solve(*sums, given, torch.zeros(3, 1), exact=True)
+    assert torch.allclose(best.weight[[0, 2]], weight[[0, 2]], atol=1e-8)
+    assert torch.equal(best.weight[1], given[1])
+    assert torch.allclose(best.bias, x.new_tensor([2, 5 - constant * float(given[1].sum()), 2])[:, None], atol=1e-8)
+
+
+def test_a_reader_is_named_even_if_no_layer_can_be_solved() -> None:
+    model = randomise_(nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), nn.ConvTranspose2d(6, 4, 2))).double()
+    _, _, result = repaired(model, {"0": [0, 2, 3]}, [noise(4, 3, 6, 6)])
+    assert [(layer.name, layer.is_reader, layer.is_solved) for layer in result.layers] == [("2", True, False)]
+
+
 def test_layer_gets_the_explicit_least_squares_solution_of_all_taps() -> None:
     model = randomise_(nn.Sequential(nn.Conv2d(3, 6, 1), nn.ReLU(), nn.Conv2d(6, 4, 3, padding=1, bias=False)).double())
     x = noise(40, 3, 6, 6)

@@ -137,6 +137,36 @@ def test_best_weights_on_validation_are_kept(scores: tuple[float, ...], kept: in
         assert all(torch.equal(v, seen[moment][k]) for k, v in student.state_dict().items()) is (moment == kept)
 
 
+@pytest.mark.parametrize(("start", "kept"), [(0.95, 0), (0.9, 6), (float("nan"), 6)])
+@pytest.mark.parametrize("ema", [None, 0.5])
+def test_training_that_makes_it_worse_gives_the_weights_it_started_from(
+    start: float, kept: int, ema: float | None
+) -> None:
+    class Scripted(compress.Classification):
+        def evaluate(self, model: nn.Module, batches: Any) -> dict[str, float]:
+            return {"score": 0.9}
+
+    student, task, work = cut(dense())[0], Scripted(loaders(count=128)[0], [first()]), engine()
+    before = copy.deepcopy(student.state_dict())
+    work.run_state.sliced_metrics = {"score": start, "loss": 1.0}
+    fine_tune(FineTuneJob(student, dense(), compress.Plan({}, {}), config(ema=ema), work, 6), task, task.train or ())
+    assert work.run_state.kept_step == {"step": kept, "of": 6}
+    assert all(torch.equal(value, before[name]) for name, value in student.state_dict().items()) is (kept == 0)
+
+
+def test_a_loader_of_one_batch_is_not_validated_after_each_step() -> None:
+    class Counted(compress.Classification):
+        def evaluate(self, model: nn.Module, batches: Any) -> dict[str, float]:
+            count.append(1)
+            return {"score": 0.5}
+
+    count: list[int] = []
+    task = Counted([tuple(t[:4] for t in first())], [first()])
+    job = FineTuneJob(cut(dense())[0], dense(), compress.Plan({}, {}), config(), engine(), 60)
+    fine_tune(job, task, task.train or ())
+    assert len(count) == 20
+
+
 def test_last_weights_are_kept_where_best_is_off() -> None:
     class Scripted(compress.Classification):
         def evaluate(self, model: nn.Module, batches: Any) -> dict[str, float]:

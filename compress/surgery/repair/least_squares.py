@@ -94,9 +94,9 @@ class _Repairer:
     ) -> None:
         self.model, self.reference, self.plan = model, reference, plan
         self.batches, self.forward, self.within, self.on_layer = batches, forward, within, on_layer
-        self.readers = {
-            name.removesuffix(".weight") for name, dims in plan.slices.items() if 1 in dims and name.endswith(".weight")
-        }
+        weights = {name.removesuffix(".weight"): dims for name, dims in plan.slices.items() if name.endswith(".weight")}
+        transposed = {name for name, m in modules_of(model).items() if isinstance(m, nn.modules.conv._ConvTransposeNd)}
+        self.readers = {name for name, dims in weights.items() if (0 if name in transposed else 1) in dims}
         self.row_mixes: dict[str, Tensor] = {}
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
@@ -109,7 +109,7 @@ class _Repairer:
         )
         names, unsolvable = self._solvable_layers(trace)
         if not (names or self.row_mixes) or not sum(all_gather_object(len(self.batches))):
-            return Repair(unsolvable, 0, attentions=attentions)
+            return Repair(self._with_readers(unsolvable), 0, attentions=attentions)
         most = max(1, MOST_BYTES // max(1, trace.largest_bytes))
         saved = {name: dict(modules_of(self.model)[name]._parameters) for name in names}
         repair, outputs = self._solve_layers(names, self.batches[:most])
@@ -124,12 +124,15 @@ class _Repairer:
         after = self._outputs(self.model)
         broadcast_module_(self.model)
         return Repair(
-            [replace(layer, is_reader=layer.name in self.readers) for layer in repair + unsolvable],
+            self._with_readers(repair + unsolvable),
             sum(all_gather_object(min(most, len(self.batches)))),
             sum(all_gather_object(max(0, len(self.batches) - most))),
             *broadcast_object(_output_errors(reference_outputs, before, after)),
             attentions=attentions,
         )
+
+    def _with_readers(self, layers: list[LayerRepair]) -> list[LayerRepair]:
+        return [replace(layer, is_reader=layer.name in self.readers) for layer in layers]
 
     def _outputs(self, model: nn.Module) -> list[Tensor]:
         """Return the output tensors of this process's first batch."""

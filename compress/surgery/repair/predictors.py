@@ -20,6 +20,7 @@ from compress.graph import Group, Groups, Index
 from compress.modules import is_plain_layer, modules_of, tensors_in
 
 from .elimination import LinearSystem, elimination_order
+from .layer_problem import MOST_INPUTS
 from .layer_samples import channel_rows, draw_rows
 
 MOST_POSITIONS = 4096  # of a group in a reader: the matrices have so many rows
@@ -78,6 +79,10 @@ def readers_of(model: nn.Module, group: Group) -> dict[str, Index]:
             name, _, leaf = slot.tensor.rpartition(".")
             layer = modules.get(name)
             if leaf != "weight" or slot.dim != 1 or layer is None or not is_plain_layer(layer) or name in readers:
+                return {}
+            weight = layer.weight
+            assert isinstance(weight, Tensor)
+            if weight.shape[1] > MOST_INPUTS:  # it will not be solved
                 return {}
             readers[name] = slot.index
     return readers if all(index.size <= MOST_POSITIONS for index in readers.values()) else {}

@@ -18,6 +18,7 @@ from compress.distributed import all_reduce_sum
 # Strong to weak. The weakest, for exact fits, is tried in double precision only.
 RIDGES = (1.0, 0.1, 1e-2, 1e-3, 1e-4, 1e-6)
 WEAKEST_RIDGE = 1e-14
+CONSTANT = 1e-12  # variance of the inputs of a group, next to that of the most variable group: below, it is rounding
 
 
 @dataclass
@@ -111,26 +112,24 @@ def solve(fit: Sums, held_out: Sums, weight: Tensor, bias: Tensor, *, exact: boo
     training, best = fit.centered(), given
     for ridge in (*RIDGES, *[WEAKEST_RIDGE] * exact):
         solution = _ridge_solution(training, weight, ridge)
-        if solution is not None:
-            error = relative_error(held_out, *solution)
-            if error < best.error:
-                best = Fit(*solution, error, ridge)
+        error = relative_error(held_out, *solution)
+        if error < best.error:
+            best = Fit(*solution, error, ridge)
     if best.ridge is not None:
-        solution = _ridge_solution((fit + held_out).centered(), weight, best.ridge)
-        best = best if solution is None else Fit(*solution, best.error, best.ridge)
+        best = Fit(*_ridge_solution((fit + held_out).centered(), weight, best.ridge), best.error, best.ridge)
     return given, best
 
 
-def _ridge_solution(centered: Sums, weight: Tensor, ridge: float) -> tuple[Tensor, Tensor] | None:
-    """Return weights and bias; None if the system is singular."""
+def _ridge_solution(centered: Sums, weight: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
+    """Return weights and bias; a group that is singular, such as a constant input, gets only a new bias."""
     diagonal = centered.xx.diagonal(dim1=1, dim2=2)
-    penalty = ridge * diagonal.mean(1, keepdim=True)[..., None]  # (groups, 1, 1)
+    scale = diagonal.mean(1)
     eye = torch.eye(diagonal.shape[1], dtype=diagonal.dtype, device=diagonal.device)
-    factor, failed = torch.linalg.cholesky_ex(centered.xx + penalty * eye)
-    if bool(failed.any()):
-        return None
+    factor, failed = torch.linalg.cholesky_ex(centered.xx + (ridge * scale)[:, None, None] * eye)
     residual = centered.xy - centered.xx @ weight.mT  # of the given weights
-    solution = weight + torch.cholesky_solve(residual, factor).mT
+    change = torch.cholesky_solve(residual, factor).mT
+    is_solved = (failed == 0) & (scale > CONSTANT * scale.max()) & torch.isfinite(change).all(2).all(1)
+    solution = torch.where(is_solved[:, None, None], weight + change, weight)
     return solution, centered.y - (solution @ centered.x[..., None])[..., 0]
 
 
