@@ -81,7 +81,7 @@ def search_cell(name: str, seed: int, steps: int, images: Tensor, labels: Tensor
     pruned = compress.prune(nats_network(CHANNELS, CELLS_PER_STAGE, 10), recipe, train=loader, quiet=True)
     seconds = time.process_time() - start
     assert pruned.genotype is not None
-    losses = [entry["task"] for entry in pruned.report.history if "task" in entry]
+    losses = [entry[key] for entry in pruned.report.history for key in ("task", "auxiliary") if key in entry]
     return {
         "search": name,
         "seed": seed,
