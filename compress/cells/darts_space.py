@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from compress.modules import Choice, Decision, Option, SearchSpace, Strengths, Zero
 
 from .auxiliary import AuxiliaryHead, drop_path
-from .genotype import Cell, Genotype
+from .genotype import Cell, Genotype, check_genotype
 from .operations import DARTS_OPERATIONS, OPERATIONS, FactorizedReduction, relu_conv_norm
 
 NODES = 4
@@ -98,8 +98,7 @@ class DartsNetwork(SearchSpace):
 
     def _build(self, channels: int, cells: int, classes: int, genotype: Genotype | None, image_channels: int) -> None:
         _check_sizes(channels=channels, cells=cells, classes=classes)
-        if genotype is not None and genotype.space != "darts":
-            raise ValueError(f"genotype: expected one of the space darts; got {genotype.space}")
+        check_genotype(genotype, "darts")
         self.sizes = {"channels": channels, "cells": cells, "classes": classes, "image_channels": image_channels}
         self.stem = nn.Sequential(
             nn.Conv2d(image_channels, STEM_FACTOR * channels, 3, padding=1, bias=False),
@@ -211,6 +210,7 @@ def darts_network(
 
     Raises:
         ValueError: a size is not positive, or the genotype is of another space.
+        TypeError: the genotype is none.
     """
     return DartsNetwork(channels, cells, classes, genotype, image_channels)
 

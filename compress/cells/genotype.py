@@ -31,16 +31,26 @@ class Cell:
 
     @property
     def depth(self) -> int:
-        """Return the number of edges on the longest path from an input to the output."""
-        depths = [0] * self.inputs
-        for edges in self.nodes:
-            depths.append(1 + max((depths[source] for _, source in edges), default=-1))
-        return 1 + max(depths[node] for node in self.output)
+        """Return the number of edges on the longest path from an input to the output; `none` is no edge.
+
+        Nodes that are concatenated have an edge to the output; in the space of NATS-Bench the last node is the output.
+        """
+        depths: list[int | None] = [0] * self.inputs  # None: no path leads there
+        for edges in self._real_edges:
+            before = [depth for source in edges if (depth := depths[source]) is not None]
+            depths.append(1 + max(before) if before else None)
+        reached = [depth for node in self.output if (depth := depths[node]) is not None]
+        return max(reached) + (self.inputs > 1) if reached else 0
 
     @property
     def width(self) -> float:
         """Return the width in units of a node's width: each node counts with the fraction of its edges from inputs."""
-        return sum(sum(source < self.inputs for _, source in edges) / max(1, len(edges)) for edges in self.nodes)
+        return sum(sum(source < self.inputs for source in edges) / max(1, len(edges)) for edges in self._real_edges)
+
+    @property
+    def _real_edges(self) -> list[list[int]]:
+        """Sources of the edges into every intermediate node, without those that are `none`."""
+        return [[source for name, source in edges if name != "none"] for edges in self.nodes]
 
     def share_of(self, operation: str) -> float:
         """Return the fraction of the edges with this operation."""
@@ -154,7 +164,11 @@ class Genotype:
         Raises:
             ValueError: the text is not a genotype.
         """
-        return cls.from_dict(json.loads(text))
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"genotype: expected JSON, as Genotype.to_json writes it: {error}") from error
+        return cls.from_dict(data)
 
     def with_random_operations(self, seed: int) -> Genotype:
         """Return the same connections with every operation drawn anew, uniformly."""
@@ -180,6 +194,24 @@ class Genotype:
             for kind, cell in self.cells.items()
         }
         return Genotype(self.space, cells)
+
+
+def check_genotype(genotype: Genotype | None, space: str) -> None:
+    """Check that a network of a space can be built from a genotype; None is a network to search.
+
+    Raises:
+        TypeError: it is not a genotype.
+        ValueError: it is one of another space.
+    """
+    if genotype is None:
+        return
+    if not isinstance(genotype, Genotype):
+        raise TypeError(
+            f"genotype: expected a compress.cells.Genotype; got {type(genotype).__name__}. Read one with "
+            "Genotype.from_json, from_dict or from_string"
+        )
+    if genotype.space != space:
+        raise ValueError(f"genotype: expected one of the space {space}; got {genotype.space}")
 
 
 def operations_of(space: str) -> Sequence[str]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from compress.modules import Choice, Decision, Option, SearchSpace, Strengths, Zero
 
 from .auxiliary import drop_path
-from .genotype import Cell, Genotype
+from .genotype import Cell, Genotype, check_genotype
 from .operations import NATS_OPERATIONS, OPERATIONS, relu_conv_norm
 
 NODES = 3  # beside the input
@@ -94,8 +94,7 @@ class NatsNetwork(SearchSpace):
         self.sizes = {"channels": channels, "cells_per_stage": cells_per_stage, "classes": classes}
         self.sizes["image_channels"] = image_channels
         _check_sizes(**self.sizes)
-        if genotype is not None and genotype.space != "nats":
-            raise ValueError(f"genotype: expected one of the space nats; got {genotype.space}")
+        check_genotype(genotype, "nats")
         structure = None if genotype is None else genotype.normal
         self.stem = nn.Sequential(
             nn.Conv2d(image_channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)
@@ -172,6 +171,7 @@ def nats_network(
 
     Raises:
         ValueError: a size is not positive, or the genotype is of another space.
+        TypeError: the genotype is none.
     """
     return NatsNetwork(channels, cells_per_stage, classes, genotype, image_channels)
 

@@ -126,7 +126,7 @@ class Choice(nn.Module):
                 continue  # adds nothing
             output = candidate(*args, **kwargs)
             if mixture is None:
-                first, mixture = name, pytree.tree_map(lambda y, w=weight: w.to(y.dtype) * y, output)
+                first, mixture = name, self._weighted(output, weight, name)
             elif isinstance(output, Tensor) and isinstance(mixture, Tensor) and output.shape == mixture.shape:
                 mixture = mixture + weight.to(output.dtype) * output
             else:
@@ -135,6 +135,24 @@ class Choice(nn.Module):
             return next(iter(self.candidates.values()))(*args, **kwargs)
         return mixture
 
+    def _weighted(self, output: Any, weight: Tensor, name: str) -> Any:
+        """Multiply the tensors of an output; None stays None, as in what attention returns without its weights.
+
+        Raises:
+            TypeError: the candidate returns something else.
+        """
+        if isinstance(output, Tensor):
+            return weight.to(output.dtype) * output
+        leaves, structure = pytree.tree_flatten(output)
+        for leaf in leaves:
+            if leaf is not None and not isinstance(leaf, Tensor):
+                raise TypeError(
+                    f"Choice of {', '.join(self.names)}: expected tensors, or tuples, lists and dicts of tensors and "
+                    f"None; {name} returns a {type(leaf).__name__}"
+                )
+        scaled = [None if leaf is None else weight.to(leaf.dtype) * leaf for leaf in leaves]
+        return pytree.tree_unflatten(scaled, structure)
+
     def _mix(self, mixture: Any, output: Any, weight: Tensor, first: str, name: str) -> Any:
         """Add a weighted output that is not a single tensor of the same shape.
 
@@ -142,18 +160,23 @@ class Choice(nn.Module):
             ValueError: the candidates return different structures or shapes.
         """
         left, structure = pytree.tree_flatten(mixture)
-        right, other = pytree.tree_flatten(output)
-        if structure != other or any(a.shape != b.shape for a, b in zip(left, right, strict=True)):
-            shapes = [[list(t.shape) for t in side] for side in (left, right)]
+        right, other = pytree.tree_flatten(self._weighted(output, weight, name))
+        if structure != other or any(_shape(a) != _shape(b) for a, b in zip(left, right, strict=True)):
+            shapes = [[_shape(leaf) for leaf in side] for side in (left, right)]
             texts = [str(side[0]) if len(side) == 1 else f"a structure of {side}" for side in shapes]
             raise ValueError(
                 f"Choice of {', '.join(self.names)}: expected outputs of one shape; {first} returns {texts[0]}, "
                 f"{name} returns {texts[1]}. Give them the same channels, stride and padding"
             )
-        return pytree.tree_unflatten([a + weight.to(b.dtype) * b for a, b in zip(left, right, strict=True)], structure)
+        sums = [None if a is None else a + b for a, b in zip(left, right, strict=True)]
+        return pytree.tree_unflatten(sums, structure)
 
     def extra_repr(self) -> str:
         return f"shared={self.shared!r}" if self.shared is not None else ""
+
+
+def _shape(leaf: Tensor | None) -> list[int] | None:
+    return None if leaf is None else list(leaf.shape)
 
 
 def choices_of(model: nn.Module) -> dict[str, Choice]:

@@ -117,11 +117,17 @@ def check_inputs(
         prefers_adamw=prefers_adamw(model),
         distill_weight=task.distill_weight,
         trains=not task.has_own_fine_tuning,
+        has_teacher=teacher is not None,
         batches=num_batches(train),
     )
     problems += launch_problems(engine, model, recipe.finetune, task)
     problems += _data_problems(recipe, task, inputs.brings_batches)
     problems += task.objections(recipe)
+    if data == "inputs" and teacher is None and recipe.target.operations and recipe.search.length is not None:
+        problems.append(
+            "target.operations: the training data have no labels, and the model with all candidates cannot teach. Give "
+            "batches of (input, target), or teacher=TRAINED_NETWORK"
+        )
     if recipe.finetune is not None:
         problems += _finetune_problems(model, recipe.finetune, task)
         problems += scratch_problems(model, recipe, recipe.finetune)

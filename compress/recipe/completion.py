@@ -10,6 +10,7 @@ from .search_config import config_class
 from .sections import Distill, Finetune
 
 DataKind = Literal["labels", "inputs", "none"]
+Stage = Literal["search", "operations", "finetune"]
 # Rates of benchmarks/accuracy.py (ResNets, sgd) and benchmarks/transformer.py (ViT, adamw), which start from trained
 # weights. The rate of the search stays constant; fine-tuning decays its own.
 SGD_RATE, ADAM_RATES = 0.01, {"search": 5e-4, "finetune": 1e-4}
@@ -25,6 +26,7 @@ def complete_recipe(
     prefers_adamw: bool,
     distill_weight: float | None,
     trains: bool,
+    has_teacher: bool = False,
     batches: int | None = None,
 ) -> Recipe:
     """Return the recipe with all settings that depend on data and network.
@@ -37,11 +39,15 @@ def complete_recipe(
         data: training data with labels, inputs alone, or none.
         prefers_adamw: whether the network is of a family that is trained with AdamW.
         distill_weight: of distillation by default, as the task has it; None: none by default.
+        has_teacher: whether the user gives a teacher. A search over operations has none otherwise: the network with all
+            candidates, which would be the teacher, is usually untrained.
         trains: whether we fine-tune; a task with its own loop has its own rates.
         batches: in an epoch; None if the loader has no length.
     """
     changes: dict[str, Any] = {}
     search, finetune = recipe.search, recipe.finetune
+    if recipe.target.operations and not has_teacher:
+        distill_weight = None
     if recipe.is_automatic and data != "none":
         finetune = changes["finetune"] = Finetune()
         if data == "inputs" and batches is not None:
@@ -51,7 +57,8 @@ def complete_recipe(
     if recipe.is_automatic and data == "inputs" and "compensate" not in recipe.model_fields_set:
         changes["compensate"] = False if recipe.target.branches else "least_squares"
     if isinstance(search, TrainingConfig):
-        changes["search"] = _complete_training(search, "search", prefers_adamw, distill_weight)
+        stage: Stage = "search" if recipe.target.widths or not recipe.target.operations else "operations"
+        changes["search"] = _complete_training(search, stage, prefers_adamw, distill_weight)
     if finetune is not None and trains and finetune.from_ == "search":
         changes["finetune"] = _complete_training(finetune, "finetune", prefers_adamw, distill_weight)
     return recipe.model_copy(update=changes) if changes else recipe
@@ -70,16 +77,16 @@ def _shortened(length: Length, batches: int) -> Length:
     return length.model_copy(update={"least": min(least, max(FEWEST_STEPS, MOST_EPOCHS * batches))})
 
 
-def _complete_training(config: Any, stage: str, prefers_adamw: bool, distill_weight: float | None) -> Any:
+def _complete_training(config: Any, stage: Stage, prefers_adamw: bool, distill_weight: float | None) -> Any:
     """Return the settings of a training with those of its family in place of what nobody gave."""
     given = config.model_fields_set
     optimizer = config.optimizer if "optimizer" in given else "adamw" if prefers_adamw else "sgd"
-    rate = SGD_RATE if optimizer == "sgd" else ADAM_RATES[stage]
+    rate = SGD_RATE if optimizer == "sgd" else ADAM_RATES["finetune" if stage == "finetune" else "search"]
     settings: dict[str, Any] = {"optimizer": optimizer, "lr": rate, "weight_decay": WEIGHT_DECAY[optimizer]}
     if stage == "finetune":
         settings |= {"distill": Distill(weight=distill_weight)} if distill_weight is not None else {}
     elif getattr(config, "gamma", None) == "auto":  # a number is for settings as in a paper
-        settings |= {"schedule": "constant"}
+        settings |= {"schedule": "constant"} if stage == "search" else {}  # operations: cosine, as in the papers
         settings |= {"distill": LogitDistillation(weight=distill_weight)} if distill_weight is not None else {}
     missing = {key: value for key, value in settings.items() if key not in given}
     return config.model_copy(update=missing)

@@ -223,7 +223,9 @@ class Finetune(TrainingConfig):
     )
     cutout: int = Field(0, ge=0, le=MAX_COUNT, description="side of the square that is cut out of images; 0 is off")
     distill: Distill | None = Field(
-        None, description="distillation from the dense model; default in a run: with the defaults below; null: none"
+        None,
+        description="distillation from the dense model; default in a run: with the defaults below, but none with "
+        "target.operations unless you give a teacher; null: none",
     )
     label_smoothing: Fraction = 0.0
     mixup: NonNegative = Field(0.0, description="alpha of mixup (timm); 0 is off")

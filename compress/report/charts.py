@@ -70,11 +70,16 @@ def _cell_charts(report: Report) -> str:
         return ""
     genotype = Genotype.from_dict(report.genotype)
     charts = [
-        f"<figure><figcaption>{kind} cell, width {cell.width:g}, depth {cell.depth}</figcaption>"
-        f"{draw_cell(cell, f'{kind} cell')}</figure>\n"
+        f"<figure><figcaption>{title}, width {cell.width:.3g}, depth {cell.depth}</figcaption>"
+        f"{draw_cell(cell, title)}</figure>\n"
         for kind, cell in genotype.cells.items()
+        for title in ("cell" if len(genotype.cells) == 1 else f"{kind} cell",)
     ]
-    return chart_section("Cells", "The chosen operations; an edge that is not drawn is removed.", charts)
+    text = (
+        "The chosen operations; an edge that is not drawn is removed. Width: the number of nodes, each counted with "
+        "the part of its edges that come from an input. Depth: the edges on the longest path from input to output."
+    )
+    return chart_section("Cells", text, charts)
 
 
 def _width_charts(report: Report) -> str:

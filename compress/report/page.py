@@ -49,6 +49,7 @@ th,td{text-align:left;padding:.3rem clamp(.25rem,.8vw,.6rem);border-bottom:1px s
 th{font-weight:500;white-space:nowrap}tr:last-child td{border:0}td:first-child{min-width:7.2rem}
 td:nth-child(n+3),th:nth-child(n+3),.sides td+td,.sides th+th{text-align:right}
 .sides td+td{white-space:nowrap;min-width:0}
+.operations td:nth-child(2){white-space:nowrap}.operations :is(td,th):last-child{text-align:left}
 .bar,.bar i{display:block;height:.75em;border-radius:.2em}
 .bar{min-width:3.4rem;margin-top:.35em;background:var(--pale)}
 .bar .kept{background:var(--kept)}.bar .cut{background:var(--cut)}.bar .pale{background:var(--pale)}
@@ -205,7 +206,8 @@ def _detail_tables(report: Report) -> str:
     ]
     wide = details_block("Exported", _export_block(report.export))
     operations = [[column.cell(row) for column in OPERATION_COLUMNS] for row in report.operations]
-    wide += details_block("Operations", html_table(operations, *(column.header for column in OPERATION_COLUMNS)))
+    operation_table = html_table(operations, *(column.header for column in OPERATION_COLUMNS))
+    wide += details_block("Operations", f'<div class="operations">{operation_table}</div>' if operations else "")
     wide += details_block("Groups", html_table(groups, *(column.header for column in GROUP_COLUMNS)), len(groups) > 40)
     wide += details_block("Left alone", html_table(refused, *REFUSED_COLUMNS), len(refused) > 12)
     narrow = details_block("Notes", html_table([[note] for note in report.notes]))

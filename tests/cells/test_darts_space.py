@@ -113,6 +113,10 @@ def test_bad_sizes_and_genotypes_are_refused() -> None:
         darts_network(channels=0)
     with pytest.raises(ValueError, match="genotype: expected one of the space darts; got nats"):
         darts_network(4, 3, 10, next(nats_genotypes()))
+    with pytest.raises(
+        TypeError, match=r"expected a compress.cells.Genotype; got dict. Read one with Genotype.from_json"
+    ):
+        darts_network(4, 3, 10, DARTS_V2.to_dict())  # type: ignore[arg-type]
     network = darts_network(2, 1, 4)
     with pytest.raises(ValueError, match=r"finetune.depth: a network of DARTS cells has the sizes channels and cells"):
         network.describe(DARTS_V2.to_dict(), depth=3)

@@ -114,3 +114,21 @@ def test_bad_genotypes_are_refused(data: object, message: str) -> None:
 def test_bad_strings_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Genotype.from_string(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "depth"),
+    [
+        ("|nor_conv_3x3~0|+|nor_conv_3x3~0|nor_conv_1x1~1|+|none~0|none~1|nor_conv_3x3~2|", 1.5, 3),
+        ("|none~0|+|none~0|nor_conv_3x3~1|+|skip_connect~0|none~1|nor_conv_3x3~2|", 0.5, 1),  # node 1 is zero, so is 2
+        ("|none~0|+|none~0|none~1|+|none~0|none~1|none~2|", 0.0, 0),
+    ],
+)
+def test_removed_edges_count_neither_for_width_nor_for_depth(text: str, width: float, depth: int) -> None:
+    cell = Genotype.from_string(text).normal
+    assert (cell.width, cell.depth) == (width, depth)
+
+
+def test_text_that_is_no_json_is_named() -> None:
+    with pytest.raises(ValueError, match=r"genotype: expected JSON, as Genotype.to_json writes it: Expecting"):
+        Genotype.from_json("{")

@@ -67,5 +67,9 @@ def test_bad_sizes_and_genotypes_are_refused() -> None:
         nats_network(4, -1)
     with pytest.raises(ValueError, match="genotype: expected one of the space nats; got darts"):
         nats_network(4, 1, 10, DARTS_V2)
+    with pytest.raises(
+        TypeError, match=r"expected a compress.cells.Genotype; got dict. Read one with Genotype.from_json"
+    ):
+        nats_network(4, 1, 10, DARTS_V2.to_dict())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"finetune.depth: a network of NATS cells"):
         nats_network(4, 1).describe(next(nats_genotypes()).to_dict(), depth=3)

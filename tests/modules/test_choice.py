@@ -70,6 +70,25 @@ def test_outputs_may_be_nested() -> None:
     assert out["square"].tolist() == [1.0, 1.0]
 
 
+def test_outputs_may_hold_none_but_no_numbers() -> None:
+    class Returns(nn.Module):
+        def __init__(self, second: object) -> None:
+            super().__init__()
+            self.second = second
+
+        def forward(self, x: Tensor) -> tuple[Tensor, object]:
+            return x, self.second
+
+    one, nothing = compress.Choice(a=Returns(None), b=Returns(None))(torch.ones(2))
+    assert one.tolist() == [1.0, 1.0] and nothing is None
+    with pytest.raises(TypeError, match=r"Choice of a, b: expected tensors, or tuples.*; b returns a int"):
+        compress.Choice(a=Returns(None), b=Returns(3))(torch.ones(2))
+    with pytest.raises(
+        ValueError, match=r"a returns a structure of \[\[2\], None\], b returns a structure of \[\[2\], \[1\]\]"
+    ):
+        compress.Choice(a=Returns(None), b=Returns(torch.ones(1)))(torch.ones(2))
+
+
 def test_shared_scores_are_one_tensor_within_a_model_and_another_in_the_next() -> None:
     first, second = conv_choices(), conv_choices()
     assert first.first.scores is first.second.scores

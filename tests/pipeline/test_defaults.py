@@ -66,6 +66,21 @@ def test_default_run_trains_with_the_teacher_and_says_so(capsys: pytest.CaptureF
     assert report.pruned.metrics["accuracy"] >= report.dense.metrics["accuracy"] - 0.02
 
 
+def test_a_network_with_choices_does_not_teach_by_default() -> None:
+    operations = {"target": {"operations": True}, "search": {"method": "rarts", "epochs": 2}, "finetune": {"epochs": 2}}
+    settings: dict[str, Any] = {"prefers_adamw": False, "distill_weight": 8.0, "trains": True}
+    alone = complete_recipe(Recipe.load(operations), "labels", **settings)
+    assert alone.search.distill is None and alone.finetune.distill is None
+    assert alone.search.schedule == "cosine", "as in the papers"
+    taught = complete_recipe(Recipe.load(operations), "labels", **settings, has_teacher=True)
+    assert taught.search.distill.weight == taught.finetune.distill.weight == 8
+    with_widths = {**operations, "target": {"operations": True, "channels": True}, "budget": "50%"}
+    both = complete_recipe(Recipe.load(with_widths), "labels", **settings)
+    assert both.search.distill is None and both.finetune.distill is None and both.search.schedule == "constant"
+    asked = {**operations, "search": {**operations["search"], "distill": {}}}  # type: ignore[dict-item]
+    assert complete_recipe(Recipe.load(asked), "labels", **settings).search.distill.weight == 8
+
+
 @pytest.mark.parametrize(("given", "steps"), [("train tensor", 50), ("train list", 75), ("calibration", 50)])
 def test_inputs_alone_are_repaired_and_distilled(given: str, steps: int) -> None:
     """On few inputs for fewer steps than with labels: 25 epochs, but 50 steps at least."""

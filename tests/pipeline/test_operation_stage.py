@@ -182,6 +182,15 @@ def test_a_model_without_choices_is_refused() -> None:
         compress.prune(nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), RECIPE, train=loader(), quiet=True)
 
 
+def test_images_without_labels_need_a_teacher_to_search_operations() -> None:
+    x = torch.cat([x for x, _ in images()])
+    with pytest.raises(compress.NotReady, match=r"the training data have no labels, and the model .* cannot teach"):
+        compress.prune(conv_choices(), RECIPE, train=x, quiet=True)
+    teacher = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+    pruned = compress.prune(conv_choices(), RECIPE, train=x, teacher=teacher, quiet=True)
+    assert not choices_of(pruned.model) and pruned.report.recipe["search"]["distill"]["weight"] == 8
+
+
 def test_choices_that_cannot_be_replaced_are_refused() -> None:
     whole = compress.Choice(
         a=nn.Sequential(nn.Flatten(), nn.Linear(192, 4)), b=nn.Sequential(nn.Flatten(), nn.Linear(192, 4))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import compress
+from compress.cells import nats_network
 from compress.search.bayes.bayesnas_operations import GroupLasso, group_minimum, group_weight
 from compress.search.bayes.evidence import ZERO_ENTROPY_VARIANCE
 from helpers.choice_networks import conv_choices, images, started
@@ -75,6 +76,36 @@ def test_operations_without_entropy_are_dropped_but_never_all_of_a_choice() -> N
         assert 0 < int(dropped.sum()) < len(dropped)
         for place in search.places[name]:
             assert not place[dropped > 0].any()
+
+
+def test_an_edge_that_the_penalty_switches_off_is_none() -> None:
+    model = nats_network(2, 1, 4)
+    search = started("bayesnas", model, gamma=5.0, lr=0.1)
+    model.train()
+    for batch in images(count=160):
+        search.step(batch)
+    assert len(search.switched_off()) == 6
+    for strengths in search.importance().values():
+        assert int(strengths.argmax()) == 0, "none, the first candidate"
+        assert float(strengths[0]) == pytest.approx(ZERO_ENTROPY_VARIANCE)
+    note = next(note for note in search.notes() if "switched off" in note)
+    assert "6 of 6 choices" in note and "cell.0, cell.1, cell.2, cell.3, ..." in note and "below 5" in note
+
+
+def test_operations_that_are_switched_off_are_ordered_by_how_long_they_lasted() -> None:
+    model = conv_choices()
+    search = started("bayesnas", model, gamma=3.0, lr=0.05)
+    with torch.no_grad():
+        for place in search.places["blocks"]:
+            place.copy_(torch.tensor([2.0, 5.0, 3.5]))
+    model.train()
+    for batch in images(count=160):
+        search.step(batch)
+    assert "blocks" in search.switched_off()
+    assert not search.variance["blocks"].any()
+    lasted = search.steps_lasted["blocks"].tolist()
+    assert lasted[0] < lasted[2] < lasted[1] < 10
+    assert search.importance()["blocks"].argsort().tolist() == [0, 2, 1]
 
 
 def test_switches_are_gone_after_the_search() -> None:

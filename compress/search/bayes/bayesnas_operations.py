@@ -7,7 +7,7 @@ Every place n of a choice has its own weights w_n and a switch sw_n, all 1 at th
 
 The operation `none` has no weight: the switch takes its part. Weights, scores and switches are trained together (21),
 
-    min  E + lambda_w sum over operations of omega ||w||_2,  ||.|| over the places n = 1..N that share the operation
+    min  E + lambda_w sum over operations and switches of omega ||w||_2,  ||.|| over the places n = 1..N that share it
 
 by proximal steps. `gamma` in the recipe is lambda_w; auto is 0.01. At the end of an outer iteration, by default the
 only one, as the paper searches one epoch, with the curvature H_n of the loss in the weights of each place (A.3):
@@ -21,7 +21,12 @@ where w* = argmin over w of sum_n (H_n w_n^2 / 2 + (g_n - H_n w_n(t)) w_n) / lam
 s_pred are the operations on the edges into the node that the choice reads, if the network knows its nodes. An
 operation is dropped where its entropy ln(2 pi e gamma) / 2 <= 0, at most half of a choice in an iteration and never
 all: evidence considers one operation at a time, and each of several that help a little looks useless. The strength of
-an operation is its gamma; equal ones, such as zero, are ordered by the saliency sum_n H_n v_n^2, v = w - g / H.
+an operation is its gamma, that of `none` the gamma without entropy, 1 / (2 pi e): where no operation has entropy, the
+edge is removed (4.2). Equal strengths, such as zero, are ordered by the saliency sum_n H_n v_n^2, v = w - g / H.
+
+The penalty may shrink a switch and all weights behind it to zero, from where no gradient brings them back: a norm
+behind them takes their scale, so that the loss does not resist. Without curvature there is no evidence, so the
+operations of such a choice are ordered by how long their weights lasted; `notes` counts these choices.
 """
 
 from __future__ import annotations
@@ -138,8 +143,8 @@ class BayesnasOperations(ScoredSearch):
         kind: CurvatureKind = "auto" if config.hessian == "paper" else config.hessian
         self.curvature = Curvature(job.model, job.groups, scores, kind)
         self.variance = {name: torch.ones_like(places[0], requires_grad=False) for name, places in self.places.items()}
-        self.dropped, self.saliency = (
-            {name: torch.zeros_like(gamma) for name, gamma in self.variance.items()} for _ in range(2)
+        self.dropped, self.saliency, self.steps_lasted = (
+            {name: torch.zeros_like(gamma) for name, gamma in self.variance.items()} for _ in range(3)
         )
         self.gradient_sums = [torch.zeros_like(a, requires_grad=False) for a in self.alpha]
         self.steps_seen, self.samples_seen = (self.curvature.count.clone() for _ in range(2))
@@ -173,17 +178,33 @@ class BayesnasOperations(ScoredSearch):
             for name, places in self.places.items():
                 for a in places:
                     a.masked_fill_(self.dropped[name] > 0, 0)
+                self.steps_lasted[name] += torch.stack([*places]).any(dim=0)
         return terms
 
     def importance(self) -> dict[str, Tensor]:
-        """Return gamma of each operation; those that are dropped come last, and `none` has none."""
+        """Return gamma of each operation, and that without entropy of `none`; those that are dropped come last."""
         strengths = {}
         for name, gamma in self.variance.items():
-            saliency = self.saliency[name]
-            ordered = gamma + TIE * (1 + saliency / (saliency.max() + SMALLEST))
+            ordered = gamma + TIE * (1 + self._tie_break(name))
             kept = torch.where(self.dropped[name] > 0, DROPPED * ordered, ordered)
-            strengths[name] = torch.where(self.is_zero[name].to(gamma.device), torch.zeros_like(gamma), kept)
+            is_zero = self.is_zero[name].to(gamma.device)
+            strengths[name] = torch.where(is_zero, torch.full_like(gamma, ZERO_ENTROPY_VARIANCE), kept)
         return strengths
+
+    def _tie_break(self, name: str) -> Tensor:
+        """Return what orders operations of equal variance, from 0 to 1."""
+        saliency, weights = self.saliency[name], torch.stack([*self.places[name]]).detach().norm(dim=0)
+        size = weights / weights.max().clamp_min(SMALLEST)
+        lasted = (self.steps_lasted[name] + size) / (self.done + 1)
+        return torch.where(saliency.max() > 0, saliency / saliency.max().clamp_min(SMALLEST), lasted)
+
+    def switched_off(self) -> list[str]:
+        """Return the groups of choices in which the penalty left no path: every switch or all weights are zero."""
+        return [
+            name
+            for name, places in self.places.items()
+            if not any(bool((switch * a).any()) for switch, a in zip(self.switches[name], places, strict=True))
+        ]
 
     def scores(self) -> dict[str, Tensor]:
         return {name: torch.stack([*places]).detach().abs().mean(0) for name, places in self.places.items()}
@@ -192,10 +213,19 @@ class BayesnasOperations(ScoredSearch):
         kind = describe_kind(self.curvature.is_gauss_newton(self.job.task))
         count = sum(int(d.sum()) for d in self.dropped.values())
         total = sum(int((~z).sum()) for z in self.is_zero.values())
-        return [f"curvature of the scores: {kind}", f"{count} of {total} operations were dropped by their entropy"]
+        notes = [f"curvature of the scores: {kind}", f"{count} of {total} operations were dropped by their entropy"]
+        if off := self.switched_off():
+            assert isinstance(self.regularizer, GroupLasso)
+            names = ", ".join(off[:4]) + ", ..." * (len(off) > 4)
+            notes.append(
+                f"the penalty switched off {len(off)} of {len(self.places)} choices ({names}); the data then say "
+                f"nothing about their operations. A search.gamma below {self.regularizer.strength:g} leaves more on"
+            )
+        return notes
 
     def state(self) -> dict[str, Tensor]:
         tables = {"variance": self.variance, "dropped": self.dropped, "saliency": self.saliency}
+        tables["steps_lasted"] = self.steps_lasted
         own = {f"{key}{i}": value for key, table in tables.items() for i, value in enumerate(table.values())}
         own |= {f"gradient_sum{i}": total for i, total in enumerate(self.gradient_sums)}
         own |= {"steps_seen": self.steps_seen, "samples_seen": self.samples_seen}
