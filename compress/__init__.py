@@ -64,7 +64,7 @@ register_form_provider("mmdet", _load_mmdet_forms)
 
 
 def __getattr__(name: str) -> Any:
-    """Import `compress.exporters` and `compress.hf` at their first use."""
-    if name in ("exporters", "hf"):
+    """Import the exporters and the integrations of other libraries at their first use."""
+    if name in ("exporters", "hf", "mmdet", "yolo"):
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

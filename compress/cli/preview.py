@@ -73,8 +73,12 @@ def preview(
 
         size = parse_shape(shape or DETECTOR_INPUT)[-2:]
         network, settings, example = build_for_preview(detector, checkpoint, cfg_options or [], size, settings)
-    elif checkpoint is not None or cfg_options:
-        raise ValueError("--checkpoint, --cfg-options: only for --mmdet; --model takes --weights")
+    elif checkpoint is not None:
+        raise ValueError("--checkpoint: only for --mmdet; --model and --yolo take --weights")
+    elif cfg_options:
+        raise ValueError("--cfg-options: only for --mmdet; a preview reads no data. Give the size as --input 3,320,320")
+    elif trust_pickle and yolo is None:
+        raise ValueError("--trust-pickle: only for --yolo")
     elif yolo is not None:
         from compress.yolo import build
 

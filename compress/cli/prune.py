@@ -134,7 +134,9 @@ def prune(
             yolo, weights, data, cfg_options or [], trust_pickle, settings.seed, ignored
         )
     elif checkpoint is not None or cfg_options:
-        raise ValueError("--checkpoint, --cfg-options: only for --mmdet; --model takes --weights")
+        raise ValueError(
+            "--checkpoint: only for --mmdet; --cfg-options: for --mmdet and --yolo; --model takes --weights"
+        )
     if trust_pickle and yolo is None:
         raise ValueError("--trust-pickle: only for --yolo; --weights reads a .pt file without running its code")
     inputs |= data_arguments(settings, data if yolo is None else None, test, calibration)

@@ -192,7 +192,9 @@ def describe_repair(repair: Repair) -> list[str]:
         text += f"; error of the network's outputs: {repair.error_before:.2g} before, {repair.error_after:.2g} after"
     notes = [text]
     if repair.error_before is not None and repair.error_after is not None and repair.error_after > repair.error_before:
-        notes.append("least squares: the outputs are further from those before the cut than without it; leave it out")
+        notes.append(
+            "least squares: the outputs are further from those before the cut than without it; leave `compensate` out"
+        )
     attentions = [attention for attention in repair.attentions if attention.is_solved]
     if attentions:
         before, after = (median(errors) for errors in _errors(attentions))

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from torch import nn
 
+from .datasets import read_data
+from .families import family_of
 from .networks import YAML_SUFFIXES, build
 from .settings import parse_settings
-from .yolo_task import YoloTask, classes_of, yolo_task
+from .yolo_task import YoloTask, yolo_task
 
 
 def build_for_command(
@@ -18,7 +20,7 @@ def build_for_command(
     """Build the network of a YAML or a checkpoint, and its task on a data YAML.
 
     Args:
-        spec: as for `build`; a YAML is built for the classes of the data, as Ultralytics does.
+        spec: as for `build`; a YAML is built for the classes and keypoints of the data, as Ultralytics does.
         options: Ultralytics' settings, as given to `--cfg-options`.
 
     Raises:
@@ -28,8 +30,8 @@ def build_for_command(
         raise ValueError("--data: expected a data YAML for --yolo, such as coco128.yaml; got none")
     settings = parse_settings(options)
     model = build(spec, trust_pickle=trust_pickle)
-    classes = classes_of(model, data)
-    if Path(spec).suffix.lower() in YAML_SUFFIXES and classes != len(model.model.names):
-        model = build(spec, classes=classes)
+    if Path(spec).suffix.lower() in YAML_SUFFIXES:
+        content = read_data(data, family_of(model.model))
+        model = build(spec, classes=content["nc"], keypoints=content.get("kpt_shape"))
     task = yolo_task(model, data=data, seed=seed, **settings)
     return model.model, task

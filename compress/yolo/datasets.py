@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from ultralytics.data.build import seed_worker
 from ultralytics.data.utils import check_cls_dataset, check_det_dataset, img2label_paths
-from ultralytics.utils import YAML
+from ultralytics.utils import DATASETS_DIR, YAML
 from ultralytics.utils.checks import check_file
 
 from compress.modules import unwrap_model
@@ -59,7 +59,11 @@ def read_data(data: str | Path, family: Family) -> dict[str, Any]:
         with quiet():
             settings: dict[str, Any] = check_det_dataset(file, autodownload=False)
     except FileNotFoundError as error:
-        raise ValueError(f"{where}: {plain_text(error)}. Set its path: to where the images are") from error
+        problem = plain_text(error).partition(" Note dataset")[0]
+        raise ValueError(
+            f"{where}: {problem}. Set its path: to where the images are, best from the root; Ultralytics looks up a "
+            f"relative path in {DATASETS_DIR}"
+        ) from error
     except (SyntaxError, TypeError) as error:
         raise ValueError(f"{where}: {plain_text(error)}") from error
     train = settings["train"] if isinstance(settings["train"], list) else [settings["train"]]

@@ -144,7 +144,7 @@ class _JobTrainer:
             losses = {name: float(value) for name, value in self.loss_items.items()}
             engine.check_finite("finetune", self.done, total, losses)
             engine.record(self._position(), losses)
-            self.bar.update(self.done, losses)
+            self.bar.update(self.done, {"loss": sum(losses.values())})  # all parts would leave no room for the bar
         self.stop = self.stop or self.done >= total
 
     def _position(self) -> dict[str, Any]:

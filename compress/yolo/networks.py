@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,18 @@ from ultralytics.engine.model import Model
 from ultralytics.nn import tasks
 
 from .families import family_of, family_of_head
-from .quiet import quiet
+from .quiet import plain_text, quiet
 
 YAML_SUFFIXES = (".yaml", ".yml")
 
 
-def build(spec: str | Path | Model, *, classes: int | None = None, trust_pickle: bool = False) -> Model:
+def build(
+    spec: str | Path | Model,
+    *,
+    classes: int | None = None,
+    keypoints: Sequence[int] | None = None,
+    trust_pickle: bool = False,
+) -> Model:
     """Return the YOLO (or RTDETR) object of a YAML, with random weights, or of a checkpoint; nothing is downloaded.
 
     A checkpoint (.pt) is a pickle, which can run any code. It is read by Ultralytics' own restricted loader, which
@@ -28,6 +34,8 @@ def build(spec: str | Path | Model, *, classes: int | None = None, trust_pickle:
     Args:
         spec: name or path of a YAML such as `yolo11n.yaml`, path of a .pt file, or a YOLO object, which is returned.
         classes: number of classes, if it is not that of the YAML.
+        keypoints: `kpt_shape` of a network for poses, if it is not that of the YAML: [17, 3] for 17 points with x, y
+            and visibility.
         trust_pickle: read a checkpoint that the restricted loader refuses; the code in it is run.
 
     Raises:
@@ -38,7 +46,7 @@ def build(spec: str | Path | Model, *, classes: int | None = None, trust_pickle:
         return spec
     path = Path(spec)
     if path.suffix.lower() in YAML_SUFFIXES:
-        return _from_yaml(str(spec), classes)
+        return _from_yaml(str(spec), classes, keypoints)
     if path.suffix.lower() != ".pt":
         raise ValueError(f"yolo {spec}: expected a YAML such as yolo11n.yaml, or a checkpoint such as weights.pt")
     if not path.is_file():
@@ -46,7 +54,7 @@ def build(spec: str | Path | Model, *, classes: int | None = None, trust_pickle:
     return _from_checkpoint(path, trust_pickle)
 
 
-def _from_yaml(spec: str, classes: int | None) -> Model:
+def _from_yaml(spec: str, classes: int | None, keypoints: Sequence[int] | None) -> Model:
     """Build the network of a YAML, with random weights.
 
     Raises:
@@ -65,21 +73,21 @@ def _from_yaml(spec: str, classes: int | None) -> Model:
     family = family_of_head(head, f"yolo {spec}")
     with quiet():
         model = RTDETR(spec) if family.network is tasks.RTDETRDetectionModel else YOLO(spec)
-        if classes is not None and classes != content.get("nc"):
-            model.model = _with_classes(family.network(content, nc=classes, verbose=False), model.model)
+        changes: dict[str, Any] = {} if classes is None else {"nc": classes}
+        if keypoints is not None and family.task == "pose":
+            changes["kpt_shape"] = list(keypoints)
+        if any(content.get(key) != value for key, value in changes.items()):
+            network: Any = family.network({**content, **changes}, nc=classes, verbose=False)
+            network.args, network.task = model.model.args, model.model.task
+            model.model = network
     return model
-
-
-def _with_classes(network: Any, replaced: Any) -> Any:
-    network.args, network.task = replaced.args, replaced.task
-    return network
 
 
 def _from_checkpoint(path: Path, trust_pickle: bool) -> Model:
     """Read the network of a checkpoint.
 
     Raises:
-        ValueError: the restricted loader refuses the file, or its network is not known.
+        ValueError: the restricted loader refuses the file, it holds no network, or one that is not known.
     """
     if not trust_pickle:
         try:
@@ -93,8 +101,15 @@ def _from_checkpoint(path: Path, trust_pickle: bool) -> Model:
                 "a pickle. If you know where it comes from, say so: --trust-pickle, or trust_pickle=True. Otherwise "
                 "give the YAML of the network, and its weights as .safetensors"
             ) from error
-    with quiet(), _restricted_loader(not trust_pickle):
-        model = YOLO(str(path))
+    try:
+        with quiet(), _restricted_loader(not trust_pickle):
+            model = YOLO(str(path))
+    except Exception as error:  # the type depends on what is in the file
+        raise ValueError(
+            f"yolo {path}: expected a checkpoint that Ultralytics saved, which holds a network; it cannot be used: "
+            f"{plain_text(error)[:200]}. If it holds weights alone, give the YAML of the network, and the file as "
+            "--weights"
+        ) from error
     family_of(model.model, f"yolo {path}")
     unfreeze_(model.model)
     return model

@@ -39,9 +39,9 @@ def quiet() -> Iterator[None]:
 
 
 def plain_text(error: BaseException) -> str:
-    """Return the message of an error of Ultralytics in one line, without colours.
+    """Return the message of an error of Ultralytics in one line, without colours and its full stop.
 
-    >>> plain_text(ValueError("\\x1b[34mtrain:\\x1b[0m no\\nimages"))
+    >>> plain_text(ValueError("\\x1b[34mtrain:\\x1b[0m no\\nimages."))
     'train: no images'
     """
-    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
+    return " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split()).removesuffix(".")

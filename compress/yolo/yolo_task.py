@@ -66,7 +66,10 @@ def yolo_task(model: Model | nn.Module, *, data: str | Path, seed: int = 0, **se
         )
     shapes = [list(described.get("kpt_shape") or ()) for described in (network.yaml, content)]
     if family.task == "pose" and shapes[0] != shapes[1]:
-        raise ValueError(f"data {data}: kpt_shape: expected {shapes[0]}, that of the network; got {shapes[1]}")
+        raise ValueError(
+            f"data {data}: kpt_shape: expected {shapes[0]}, that of the network; got {shapes[1]}. Train the dense "
+            f'network on these data first, or build it for them: compress.yolo.build("x.yaml", keypoints={shapes[1]})'
+        )
     if all(str(name) == str(number) for number, name in network.names.items()):
         network.names = {number: str(content["names"][number]) for number in range(classes)}
     unfreeze_(network)
@@ -78,15 +81,6 @@ def yolo_task(model: Model | nn.Module, *, data: str | Path, seed: int = 0, **se
             f"imgsz: expected a multiple of {stride}, the stride of the network; got {values.imgsz}. Give {nearest}"
         )
     return YoloTask(network, family, content, values, seed)
-
-
-def classes_of(model: Model, data: str | Path) -> int:
-    """Return the number of classes of a data YAML.
-
-    Raises:
-        ValueError: it cannot be read.
-    """
-    return int(read_data(data, family_of(model.model))["nc"])
 
 
 class YoloTask(Task):
@@ -167,7 +161,8 @@ class YoloTask(Task):
         distills.append(getattr(recipe.search, "distill", None) is not None)
         if any(distills) and self.family.network is RTDETRDetectionModel:
             problems.append(
-                "distill: the queries of RT-DETR have no order, so its outputs are not distilled; leave it out"
+                "distill: the queries of RT-DETR have no order, so its outputs are not distilled. Write a recipe that "
+                "sets it to null, such as `extends: yolo_half` and `finetune: {epochs: 100, distill: null}`"
             )
         return problems
 

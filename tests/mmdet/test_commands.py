@@ -151,7 +151,7 @@ def test_preview_of_a_detector_reads_no_data(
     code, _, error = run(
         monkeypatch, capsys, "preview", "--model", "timm:resnet18", "--budget", "50%", *("--checkpoint", "x")
     )
-    assert code == 2 and "--checkpoint, --cfg-options: only for --mmdet" in error
+    assert code == 2 and "--checkpoint: only for --mmdet" in error
 
 
 def _write(folder: Path, cfg: Config) -> Path:
@@ -167,7 +167,7 @@ def _write(folder: Path, cfg: Config) -> Path:
         ([], r"--model, --mmdet or --yolo: expected one of the three"),
         (["--mmdet", "x.py", "--data", "digits"], r"--data: not for --mmdet, whose config contains it"),
         (["--mmdet", "x.py", "--task", "my:task"], r"--task: not for --mmdet, whose config contains it"),
-        (["--model", "timm:resnet18", "--checkpoint", "x"], r"--checkpoint, --cfg-options: only for --mmdet"),
+        (["--model", "timm:resnet18", "--checkpoint", "x"], r"--checkpoint: only for --mmdet"),
         (["--mmdet", "CONFIG", "--checkpoint", "nowhere.pth"], r"checkpoint nowhere.pth: no such file"),
         (["--mmdet", "CONFIG", "--cfg-options", "train_dataloader.dataset.data_root=away/"], r"cannot be read: .*away"),
         (["--mmdet", "CONFIG", "--cfg-options", "model={}"], r"expected the config of a detector, with model.backbone"),

@@ -23,7 +23,7 @@ Build = Callable[[str], Any]
         ("train: images\nval: images\n", r"it has no names"),
         (
             "path: /nowhere\ntrain: i\nval: i\nnames: [a, b]\ndownload: https://a.org/b.zip\n",
-            r"images not found.*/nowhere.*Set its path:",
+            r"images not found, missing path '/nowhere/i'\. Set its path: .* best from the root; Ultra",
         ),
         ("path: .\ntrain: nowhere\nval: .\nnames: [a, b]\n", r"train: no such folder or file: .*nowhere"),
         ("train: [unclosed\n", r"not a YAML file"),

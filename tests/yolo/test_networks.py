@@ -79,6 +79,12 @@ def test_file_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
         yolo.build(tmp_path / "other.pt")
 
 
+def test_weights_without_a_network_are_refused_with_the_way_to_use_them(tmp_path: Path) -> None:
+    torch.save({"model.0.conv.weight": torch.zeros(2)}, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"expected a checkpoint that Ultralytics saved.*give the YAML .*--weights"):
+        yolo.build(tmp_path / "weights.pt")
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

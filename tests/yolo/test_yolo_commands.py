@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,13 @@ from safetensors.torch import save_file
 from compress.cli import app as cli
 from compress.recipe import Recipe, packaged_recipes
 from helpers.documents import blocks, commands
+from helpers.yolo_data import make_data
 
 pytest.importorskip("ultralytics", reason="the extra yolo is not installed")
 from ultralytics.utils.torch_utils import strip_optimizer
 
 from compress import yolo
+from compress.yolo.commands import build_for_command
 
 Data = Callable[[str], Path]
 SMALL = ["imgsz=64", "batch=2"]
@@ -63,6 +66,35 @@ def test_preview_needs_no_data(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     preview = json.loads(out)
     assert preview["reachable"] and preview["groups"]
     assert preview["dense"]["params"] == sum(p.numel() for p in yolo.build("yolov8n.yaml").model.parameters())
+
+
+def test_a_yaml_for_poses_is_built_for_the_keypoints_of_the_data(tmp_path: Path) -> None:
+    data = str(make_data(tmp_path, "pose", keypoints=5))
+    network, task = build_for_command("yolov8n-pose.yaml", data, SMALL, False, 0)
+    assert network.model[-1].kpt_shape == [5, 3] and network.names == {0: "red", 1: "green"}  # type: ignore[index]
+    built_again: Any = task.architecture.build()
+    assert built_again.model[-1].kpt_shape == [5, 3]
+
+
+def test_the_closing_hint_works_as_it_is_printed() -> None:
+    code = "import compress; print(compress.yolo.load.__name__, compress.yolo.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["load", "compress.yolo"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--yolo", "yolov8n.yaml", "--cfg-options", "imgsz=64"], r"--cfg-options: .*Give the size as --input 3,320"),
+        (["--yolo", "yolov8n.yaml", "--checkpoint", "x.pth"], r"--checkpoint: only for --mmdet"),
+        (["--model", "timm:resnet18", "--trust-pickle"], r"--trust-pickle: only for --yolo"),
+    ],
+)
+def test_mistakes_of_a_preview_are_explained(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, error = run(monkeypatch, capsys, "preview", "--budget", "50%", *words)
+    assert code == 2 and re.search(message, error), error
 
 
 @pytest.mark.parametrize(
