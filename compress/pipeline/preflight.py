@@ -376,6 +376,8 @@ class TrainingTrial:
             with self.engine.gradient_computer.training():
                 float(FineTuner(job, task).step(batch)["loss"])
         elif finetune is not None or getattr(self.recipe.search, "lr", None) is not None:
+            if not any(p.requires_grad for p in trial_model.parameters()):
+                raise ValueError("the model has no parameter that requires a gradient: there is nothing to train")
             task.loss(task.forward(trial_model, batch), batch).backward()  # type: ignore[no-untyped-call]
 
 

@@ -29,7 +29,7 @@ class ErrorExplainer:
 
     def explain(self, error: ValidationError) -> list[str]:
         """Return a line for each problem."""
-        lines = [line for details in error.errors() for line in self._explain_details(details)]
+        lines = [line for details in _distinct(error.errors()) for line in self._explain_details(details)]
         return lines + self._explain_conflicts(self._hidden_conflicts(error))
 
     def _explain_details(self, details: ErrorDetails) -> list[str]:
@@ -63,6 +63,8 @@ class ErrorExplainer:
             return [f"{where}: expected a section{' with some of ' * bool(known)}{', '.join(known)}; got {got}"]
         if kind in ("tuple_type", "list_type"):
             return [f"{where}: expected a list; got {got}"]
+        if kind == "too_short":
+            return [f"{where}: expected a list of at least {details['ctx']['min_length']}; got {got}"]
         return [f"{where}: {text[0].lower()}{text[1:]}; got {got}"]
 
     def _explain_conflicts(self, conflicts: Sequence[Conflict]) -> list[str]:
@@ -142,6 +144,26 @@ class ErrorExplainer:
             elif key in getattr(model, "model_fields", {}):
                 model = _model_in(model.model_fields[key].annotation)
         return _field_names(model)
+
+
+def _distinct(errors: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Return the errors without those that follow from another, or that another branch of a union repeats.
+
+    A list counts as too short if its elements are invalid, and a setting that is a boolean or one of some words as both
+    no boolean and none of the words.
+    """
+    paths = [details["loc"] for details in errors]
+    of_words = {details["loc"][:-1]: details for details in errors if details["type"] == "literal_error"}
+    distinct = []
+    for details in errors:
+        path, kind = details["loc"], details["type"]
+        if kind == "too_short" and any(p[: len(path)] == path and len(p) > len(path) for p in paths):
+            continue
+        if kind.startswith("bool_") and path[-1:] == ("bool",) and (words := of_words.get(path[:-1])) is not None:
+            words["ctx"]["expected"] = "true, false, " + words["ctx"]["expected"]
+            continue
+        distinct.append(details)
+    return distinct
 
 
 def _field_names(model: Any) -> list[str]:

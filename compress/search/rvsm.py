@@ -29,6 +29,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from compress.modules import tensors_of
 from compress.recipe import RANKING_DESCRIPTION, LogitDistillation, Positive, Ranking, SearchConfig, TrainingConfig
 from compress.training import lr_factor, make_optimizer, set_lr_
 
@@ -80,15 +81,22 @@ class Rvsm(Search):
         self.optimizer = make_optimizer(config, self.weights)
         self.optimizers = [self.optimizer]
         self.penalized = self._penalized_weights()
+        reading = {slot.tensor for group in job.groups for slot in group.gated_slots}
+        self.fixed = {name: t for name, t in tensors_of(job.model).items() if name in reading - self.penalized.keys()}
+        if not self.penalized:
+            raise ValueError(
+                "search.method: rvsm trains the weights that read the dimensions, and all of them are frozen "
+                f"(requires_grad is false), {min(reading, default='none')} among them. Unfreeze them, or choose a "
+                "method that trains scores, such as netslim"
+            )
         self.sparse_copies = {name: w.detach().clone() for name, w in self.penalized.items()}  # u
 
     def _penalized_weights(self) -> dict[str, nn.Parameter]:
-        """Return the trained weights that read a dimension; all of two or more dimensions if each is by itself."""
-        trained = {name: p for name, p in self.job.model.named_parameters() if p.requires_grad}
-        if self.config.groups == "weights":
-            return {name: p for name, p in trained.items() if p.ndim > 1}
+        """Return the trained weights that read a dimension; also others but biases and norms if each is by itself."""
         reading = {slot.tensor for group in self.job.groups for slot in group.gated_slots}
-        return {name: p for name, p in trained.items() if name in reading}
+        by_itself = self.config.groups == "weights"
+        trained = {name: p for name, p in self.job.model.named_parameters() if p.requires_grad}
+        return {name: p for name, p in trained.items() if name in reading or (by_itself and p.ndim > 1)}
 
     def step(self, batch: Any) -> dict[str, Tensor]:
         set_lr_(self.optimizer, lr_factor(self.config, self.done, self.job.steps))
@@ -115,11 +123,12 @@ class Rvsm(Search):
                 self.penalized[name].masked_fill_(u == 0, 0)
 
     def importance(self) -> dict[str, Tensor]:
-        """Return the norm of the sparse copy of the weights that read each dimension.
+        """Return the norm of the sparse copy of the weights that read each dimension; frozen ones count as they are.
 
         With a budget, dimensions at zero are ordered by the norm of their weights, far below the others.
         """
-        importance = {name: norm.sqrt() for name, norm in self._squared_norms(self.sparse_copies).items()}
+        read = {**self.sparse_copies, **self.fixed}
+        importance = {name: norm.sqrt() for name, norm in self._squared_norms(read).items()}
         if self.job.schedule is None:
             return importance
         norms = self._squared_norms({name: w.detach() for name, w in self.penalized.items()})

@@ -174,6 +174,8 @@ def test_frozen_models_and_batches_of_one_are_found_before_the_search() -> None:
     for p in model.parameters():
         p.requires_grad_(False)
     refused("no parameter that requires a gradient", model=model, train=loaders()[0])
+    search_only = {**RECIPE, "search": {"method": "rarts", "epochs": "2 steps"}, "finetune": None}
+    refused("^the model has no parameter that requires a gradient", search_only, model, train=loaders()[0])
     tiny = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     refused(
         "Does the batch have only one image\\? Give the loader drop_last=True", model=tiny, train=loaders(batch=1)[0]

@@ -128,3 +128,24 @@ def test_length_in_steps_is_explained() -> None:
     with pytest.raises(RecipeError) as caught:  # magnitude has no length
         Recipe.load({"budget": budget, "search": {"method": "magnitude", "steps": 20}})
     assert "A length in steps" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        (
+            {"search": {"method": "aps", "epochs": 1, "candidates": [0]}},
+            "search.candidates.0: expected a number of dimensions such as 8, or a fraction of the dense width such as "
+            '"25%"; got 0',
+        ),
+        (
+            {"search": {"method": "aps", "epochs": 1, "candidates": []}},
+            "search.candidates: expected a list of at least 1; got []",
+        ),
+        ({"target": {"mlp": "before"}}, "target.mlp: expected one of true, false, before_activation; got 'before'."),
+    ],
+)
+def test_a_wrong_value_is_one_problem(section: dict[str, Any], expected: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load({"budget": {"macs": 0.5}, **section})
+    assert str(caught.value) == f"recipe: 1 problem\n  {expected}"

@@ -240,6 +240,13 @@ def test_report_shows_the_policy_and_which_groups_are_projected() -> None:
     assert last["entropy"] > 0 and last["cosine"] <= 1 and last["coupled_gradient"] >= 0
 
 
+def test_report_says_if_there_was_nothing_to_choose() -> None:
+    search = {"method": "aps", "epochs": "2 steps", "candidates": [1000]}
+    recipe = {"budget": {"macs": "50%"}, "search": search, "timing": TIMING}
+    report = compress.prune(dense(), recipe, train=loaders(count=256)[0], quiet=True).report
+    assert any("one candidate width only" in note for note in report.notes)
+
+
 def test_candidates_that_share_nothing_have_no_common_gradient() -> None:
     model = network()
     groups = compress.find_groups(model.eval(), pair()[0][0])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import compress
+from compress.recipe import Target
 from compress.search.base import Job, search_class
 from helpers.bilevel import batch_pair, small_convolutions
 from helpers.digits import TIMING, dense, loaders
@@ -121,6 +122,52 @@ def test_budget_orders_dimensions_at_zero_and_keeps_their_weights() -> None:
     importance = search.importance()["0"]
     norms = model[2].weight.detach().square().sum((0, 2, 3))
     assert 0 < float(importance.max()) < 1e-15 and torch.equal(importance.argsort(), norms.argsort())
+
+
+@pytest.mark.parametrize("groups", ["dimensions", "weights"])
+def test_dimensions_that_frozen_weights_read_are_not_dropped(groups: str) -> None:
+    model, (batch, _) = small_convolutions(), batch_pair()
+    model[2].weight.requires_grad_(False)
+    search = started(model, batch[0], groups=groups, gamma=100.0)
+    search.finish()
+    norms = model[2].weight.detach().square().sum((0, 2, 3)).sqrt()
+    assert torch.allclose(search.importance()["0"], norms) and not search.importance()["2"].any()
+
+
+@pytest.mark.parametrize("groups", ["dimensions", "weights"])
+def test_single_weights_of_dimensions_that_are_scored_at_their_writers_include_biases(groups: str) -> None:
+    """sigma(x W1 + b) is zero only where the row and the bias are."""
+    model, x = Mlp().double(), torch.randn(2, 5, 8).double()
+    offered = compress.find_groups(model, x, Target(mlp="before_activation"))
+    config = search_class("rvsm").Config(epochs="2 steps", groups=groups, gamma=0.3, split=0.5, penalty="l0")
+    search = search_class("rvsm")(config, Job(model, offered, RegressionTask(), 2))
+    search.finish()
+    (importance,) = search.importance().values()
+    zero = (model.first.weight == 0).all(1) & (model.first.bias == 0)
+    assert zero.any() and torch.equal(importance == 0, zero)
+
+
+class Mlp(nn.Module):
+    """A block of a transformer's MLP whose first rows are small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 6), nn.Linear(6, 8)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 2)
+        self.first.weight.data[:2] *= 1e-3
+        self.first.bias.data = torch.tensor([1e-3, 2.0, 2.0, 2.0, 2.0, 2.0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.second(torch.relu(self.first(self.norm(x))))
+        return self.head(x.mean(1))  # type: ignore[no-any-return]
+
+
+def test_networks_whose_readers_are_all_frozen_are_refused() -> None:
+    model, (batch, _) = small_convolutions(), batch_pair()
+    model[2].weight.requires_grad_(False)
+    model[5].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"search\.method: rvsm trains the weights that read.* frozen .*2\.weight"):
+        started(model, batch[0])
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -151,7 +151,13 @@ class Aps(Search):
         projected = [group.name for g, group in enumerate(self.job.groups) if g in self.projected]
         masked = [group.name for g, group in enumerate(self.job.groups) if g not in self.projected]
         ways = {f"projections of meta weights ({self.config.sharing})": projected, "nested masks": masked}
-        return [f"aps: {way}: {', '.join(names)}" for way, names in ways.items() if names]
+        notes = [f"aps: {way}: {', '.join(names)}" for way, names in ways.items() if names]
+        if all(len(widths) == 1 for widths in self.candidates):
+            notes.append(
+                "aps: every group has one candidate width only, so there was nothing to choose, and magnitude decided; "
+                "name smaller widths in search.candidates, or lower target.round_to"
+            )
+        return notes
 
     def state(self) -> dict[str, Tensor]:
         schedule = self.job.schedule
