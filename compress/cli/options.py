@@ -11,7 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
-from compress.data import DATA_SOURCES, calibration_loader, loaders, test_loader
+from compress.data import DATA_SOURCES, calibration_loader, is_factory, loaders, test_loader
 from compress.progress import ProgressDisplay
 from compress.recipe import Recipe
 from compress.storage import isolated_random_state
@@ -153,6 +153,43 @@ def load_recipe(
     if data is None:
         return recipe
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": data})})
+
+
+def load_recipe_to_run(
+    name: str | None,
+    budget: Sequence[str] | None,
+    data: str | None,
+    task: str | None,
+    seed: int | None = None,
+    other_sources: Sequence[str | None] = (),
+) -> Recipe:
+    """Load a recipe for a run on its data or its task; only code that the user typed may be imported.
+
+    Args:
+        name, budget, data, task, seed: as typed; None where the option is missing.
+        other_sources: data that other options name; a factory among them is imported from the current directory, too.
+
+    Raises:
+        ValueError: the recipe names a factory that the user has not typed, or both a task and data are typed.
+        RecipeError: the recipe is invalid.
+    """
+    if task is not None and data is not None:
+        raise ValueError("--task: a task has its own data; leave --data out")
+    recipe = load_recipe(name, budget, data, seed)
+    if task is not None:
+        recipe = recipe.model_copy(update={"task": task})
+    if data is None and task is None:
+        named = {"--task": recipe.task, "--data": recipe.data.source if is_factory(recipe.data.source) else None}
+        for option, factory in named.items():
+            if factory is not None:
+                key = "task" if option == "--task" else "data.source"
+                raise ValueError(
+                    f"{key} of recipe {name}: a command imports only code that you type, because a recipe may be "
+                    f"somebody else's; got {factory!r}. If you trust it, add {option} {factory}"
+                )
+    if task is not None or any(map(is_factory, (data, *other_sources))):
+        models.import_from_current_directory()
+    return recipe
 
 
 def data_arguments(recipe: Recipe, data: str | None, test: str | None, calibration: str | None) -> dict[str, Any]:

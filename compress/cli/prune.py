@@ -13,7 +13,6 @@ import torch
 import typer
 
 from compress.api import prune as prune_model
-from compress.data import is_factory
 from compress.distributed import rank
 from compress.modules import is_hugging_face_model
 from compress.progress import PROGRESS_VARIABLE, ProgressDisplay
@@ -43,7 +42,7 @@ from .options import (
     console,
     data_arguments,
     example_input,
-    load_recipe,
+    load_recipe_to_run,
 )
 
 
@@ -106,14 +105,9 @@ def prune(
     if progress is not None:
         os.environ[PROGRESS_VARIABLE] = progress
     ProgressDisplay(quiet)  # raises if --progress is not one of its modes
-    settings = load_recipe(recipe, budget, data if yolo is None else None, seed)
-    if task is not None:
-        if data is not None:
-            raise ValueError("--task: a task has its own data; leave --data out")
-        settings = settings.model_copy(update={"task": task})
-    names_config = detector is not None and (bool(cfg_options) or Path(detector).is_file())
-    is_from_factory = any(map(is_factory, (settings.data.source, calibration, test)))
-    if settings.task is not None or is_from_factory or names_config:
+    source = data if yolo is None else None
+    settings = load_recipe_to_run(recipe, budget, source, task, seed, other_sources=(calibration, test))
+    if detector is not None and (cfg_options or Path(detector).is_file()):
         import_from_current_directory()
     check_one_model({"--model": model, "--mmdet": detector, "--yolo": yolo})
     inputs: dict[str, Any] = {}  # keyword arguments of compress.prune
@@ -139,7 +133,7 @@ def prune(
         )
     if trust_pickle and yolo is None:
         raise ValueError("--trust-pickle: only for --yolo; --weights reads a .pt file without running its code")
-    inputs |= data_arguments(settings, data if yolo is None else None, test, calibration)
+    inputs |= data_arguments(settings, source, test, calibration)
     if model is not None:
         network = build_model_with_notice(model, weights, seed=settings.seed)
         has_no_data = settings.data.source is None and settings.task is None and calibration is None

@@ -7,31 +7,34 @@ from typing import Annotated, Any
 
 import typer
 
-from compress.data import DATA_SOURCES, calibration_loader, is_factory, loaders
+from compress.data import DATA_SOURCES, calibration_loader, loaders
 from compress.diagnostics import DEFAULT_WIDTHS
 from compress.diagnostics import sensitivity as measure_sensitivity
 from compress.distributed import rank
-from compress.recipe import Recipe, parse_allowed_loss
+from compress.recipe import parse_allowed_loss
 from compress.startup import INTERRUPTED
 from compress.training import load_task
 
-from .models import complete_recipe, import_from_current_directory
+from .models import complete_recipe
 from .options import (
     CalibrationOption,
     DataOption,
     JsonOption,
     ModelOption,
     ShapeOption,
+    TaskOption,
     WeightsOption,
     build_model_with_notice,
     console,
     example_input,
+    load_recipe_to_run,
 )
 
 
 def sensitivity(
     model: ModelOption,
     data: DataOption = None,
+    task: TaskOption = None,
     recipe: Annotated[
         str | None,
         typer.Option("--recipe", help="recipe whose target, data and task are used", autocompletion=complete_recipe),
@@ -78,13 +81,10 @@ def sensitivity(
     Exit codes: 0 done, 2 invalid input.
     """
     parse_allowed_loss(lost, "--lost")
-    settings = Recipe.load({"budget": "50%"} if recipe is None else recipe)  # only its target, data and task are used
-    if data is not None:
-        settings = settings.model_copy(update={"data": settings.data.model_copy(update={"source": data})})
-    if settings.task is not None or any(map(is_factory, (settings.data.source, calibration))):
-        import_from_current_directory()
+    budget = ["50%"] if recipe is None else None  # nothing is cut to it; only target, data and task are used
+    settings = load_recipe_to_run(recipe, budget, data, task, other_sources=(calibration,))
     inputs: dict[str, Any] = {}
-    if settings.data.source is not None:
+    if settings.data.source is not None and task is None:
         train, val = loaders(settings.data)
         inputs["data"], inputs["calibration"] = (train, None) if val is None else (val, train)
     elif settings.task is not None:

@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from compress.data import is_factory
 from compress.distributed import rank
 from compress.recipe import parse_allowed_loss
 from compress.startup import INTERRUPTED
 from compress.tradeoffs import DEFAULT_BUDGETS, folder_name
 from compress.tradeoffs import tradeoff as make_curve
 
-from .models import import_from_current_directory
 from .options import (
     CalibrationOption,
     DataOption,
@@ -22,6 +20,7 @@ from .options import (
     ModelOption,
     OptionalRecipeOption,
     ShapeOption,
+    TaskOption,
     TestOption,
     WeightsOption,
     build_model_with_notice,
@@ -29,7 +28,7 @@ from .options import (
     data_arguments,
     error_console,
     example_input,
-    load_recipe,
+    load_recipe_to_run,
 )
 
 
@@ -50,6 +49,7 @@ def tradeoff(
         str | None, typer.Option("--pick", help="name the smallest network that loses at most this: 1%")
     ] = None,
     data: DataOption = None,
+    task: TaskOption = None,
     test: TestOption = None,
     calibration: CalibrationOption = None,
     weights: WeightsOption = None,
@@ -75,9 +75,8 @@ def tradeoff(
     """
     if pick is not None:
         parse_allowed_loss(pick, "--pick")
-    settings = load_recipe(recipe, ["50%"] if recipe is None else None, data)  # no network is cut to that budget
-    if settings.task is not None or any(map(is_factory, (settings.data.source, calibration, test))):
-        import_from_current_directory()
+    budget = ["50%"] if recipe is None else None  # no network is cut to it
+    settings = load_recipe_to_run(recipe, budget, data, task, other_sources=(calibration, test))
     inputs = data_arguments(settings, data, test, calibration)
     network = build_model_with_notice(model, weights, seed=settings.seed)
     has_no_data = settings.data.source is None and settings.task is None and calibration is None

@@ -16,7 +16,7 @@ from rich.text import Text
 from compress.formatting import format_metric, format_percent, printable
 from compress.recipe import parse_allowed_loss
 from compress.report import CurveOfGroup, SensitivityPage
-from compress.storage import write_atomic
+from compress.storage import remove_temporary_files, write_atomic
 
 from .measurement import Measurement
 from .suggested_bounds import SuggestedBound, recipe_text
@@ -242,6 +242,7 @@ class Sensitivity:
         page = self._page(lost).render()
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        remove_temporary_files(folder)
         write_atomic(folder / JSON_FILE, self.to_json().encode())
         write_atomic(folder / PAGE_FILE, page.encode())
 

@@ -103,7 +103,8 @@ def resolve_size_uses_(atoms: Atoms) -> dict[Attribute, FollowedWidth]:
         elif dims:
             followed[attribute] = FollowedWidth(dims[0])
     for use in atoms.size_uses:  # sums and products with one attribute that is known by nothing else
-        unknown = [attribute for attribute in use.size.attributes if attribute not in plain]
+        known = plain.keys() | atoms.numeric_attributes
+        unknown = [attribute for attribute in use.size.attributes if attribute not in known]
         if use.atom_ids is not None and len(unknown) == 1 and unknown[0] not in followed:
             followed[unknown[0]] = FollowedWidth(use.atom_ids, 0, use.atom_ids.size)  # in proportion to its own value
     return followed

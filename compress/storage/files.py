@@ -32,8 +32,10 @@ OWN_FILES = {
     *PRESERVED,
 }
 
+# Files of trade-offs and sensitivities, which lie in directories that no result replaces.
+_OTHER_FILES = {f"{name}.{kind}" for name in ("tradeoff", "sensitivity") for kind in ("json", "html")}
 # Names that `mkstemp` gives.
-_TEMPORARY_NAME = re.compile(rf"\.(?:{'|'.join(map(re.escape, sorted(OWN_FILES)))})\.[a-z0-9_]{{8}}")
+_TEMPORARY_NAME = re.compile(rf"\.(?:{'|'.join(map(re.escape, sorted(OWN_FILES | _OTHER_FILES)))})\.[a-z0-9_]{{8}}")
 
 
 def is_temporary_file(path: Path) -> bool:
@@ -42,7 +44,7 @@ def is_temporary_file(path: Path) -> bool:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove unfinished writes from a directory. Hold its lock: they may belong to a running process."""
+    """Remove unfinished writes from a directory. Hold its lock if it has one: they may belong to a running process."""
     for path in filter(is_temporary_file, folder.iterdir()):
         path.unlink(missing_ok=True)
 

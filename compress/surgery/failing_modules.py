@@ -269,11 +269,14 @@ def _compact_form_advice(module: nn.Module, group: Group) -> str:
 
 
 def _suspects(groups: Groups, call: FailingCall, candidates: Mapping[str, Group]) -> list[str]:
-    """Return the candidates that the module's own code touches, or, if none is known, those with tensors inside."""
+    """Return the candidates that the module's own code touches, or, if none is known, those with tensors inside.
+
+    For the whole model these are all: its code may take a path at other widths that the trace did not see.
+    """
     assert groups.activations is not None
     names = [n for n in groups.activations.groups_in(call.module, call.part.calls) if n in candidates]
     if names or call.module == call.part.name:
-        return names
+        return names or list(candidates)
     return [n for n, g in candidates.items() if any(s.tensor.startswith(f"{call.module}.") for s in g.slots)]
 
 

@@ -19,7 +19,7 @@ from compress.modules import unwrap_model, unwrap_teacher
 from compress.pipeline import Run, SharedSearch, UserInputs, can_share_search
 from compress.progress import ProgressDisplay
 from compress.recipe import Budget, Recipe, read_budget
-from compress.storage import CheckpointStore, is_temporary_file, write_atomic
+from compress.storage import CheckpointStore, is_temporary_file, remove_temporary_files, write_atomic
 from compress.training import TaskLike
 
 from .curve import Curve, Point
@@ -104,6 +104,7 @@ def tradeoff(
     notes = [f"{completed.search.method}: {searches}", f"{search_time:.0f} s before the first cut"]
     curve = Curve(points, settings.budget.unit, notes)
     if folder is not None and not rank():
+        remove_temporary_files(folder)
         write_atomic(folder / JSON_FILE, curve.to_json().encode())
         write_atomic(folder / PAGE_FILE, render_curve(curve).encode())
         CheckpointStore(folder / SEARCH_FOLDER).delete()

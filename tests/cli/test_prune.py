@@ -275,3 +275,38 @@ def test_task_brings_its_own_data(monkeypatch, capsys, tmp_path):
     code, _, err = run(monkeypatch, capsys, "prune", *words, "--data", "digits")
     assert code == 2
     assert "--task: a task has its own data; leave --data out" in err
+
+
+TRAP = """from pathlib import Path
+Path("imported").touch()
+def make():
+    raise ValueError("called")
+"""
+
+
+@pytest.mark.parametrize("command", ["prune", "tradeoff", "sensitivity"])
+@pytest.mark.parametrize(
+    ("line", "option", "key"),
+    [
+        ("task: trap_in_a_recipe:make", "--task", "task"),
+        ("data: {source: 'trap_in_a_recipe:make'}", "--data", "data.source"),
+    ],
+)
+def test_code_that_a_recipe_names_is_imported_only_if_it_is_typed(
+    command, line, option, key, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "trap_in_a_recipe", raising=False)
+    (tmp_path / "trap_in_a_recipe.py").write_text(TRAP)
+    (tmp_path / "downloaded.yaml").write_text(f"budget: 50%\n{line}\n")
+    (tmp_path / "mine.yaml").write_text("extends: downloaded.yaml\nseed: 3\n")
+    words = [command, "--model", "compress.cli.quickstart:Network", "--recipe", "mine.yaml"]
+    words += ["--workdir", "out"]
+    code, _, err = run(monkeypatch, capsys, *words)
+    assert code == 2
+    assert f"{key} of recipe mine.yaml: a command imports only code that you type" in err
+    assert f"got 'trap_in_a_recipe:make'. If you trust it, add {option} trap_in_a_recipe:make" in err
+    assert not (tmp_path / "imported").exists()
+    code, _, err = run(monkeypatch, capsys, *words, option, "trap_in_a_recipe:make")
+    assert code == 2
+    assert "ValueError: called" in err and (tmp_path / "imported").exists()

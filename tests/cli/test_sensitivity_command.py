@@ -49,12 +49,13 @@ def make():
 """
 
 
-def test_task_of_a_recipe_is_measured(monkeypatch, capsys, tmp_path) -> None:
+def test_task_is_measured(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_model.py").write_text("from helpers.digits import dense\n")
     (tmp_path / "own_tasks.py").write_text(TASK)
-    (tmp_path / "mine.yaml").write_text("budget: 50%\ntask: own_tasks:make\n")
-    words = ["sensitivity", "--model", "own_model:dense", "--recipe", "mine.yaml", "--widths", "50%", "--no-repair"]
+    (tmp_path / "mine.yaml").write_text("budget: 50%\ndata: {source: digits}\n")
+    words = ["sensitivity", "--model", "own_model:dense", "--task", "own_tasks:make", "--recipe", "mine.yaml"]
+    words += ["--widths", "50%", "--no-repair"]
     code, out, err = run(monkeypatch, capsys, *words, "--json", "--quiet")
     assert code == 0, err
     assert json.loads(out)["metric"] == "quality"

@@ -158,7 +158,9 @@ def test_page_draws_the_fragile_group_first_and_escapes_names(tmp_path: Path) ->
 
 def test_page_of_many_groups_has_charts_of_the_fragile_ones_and_a_complete_table(tmp_path: Path) -> None:
     found = sensitivity(*(group(f"layer{i}", [0.9, 0.9, 0.9 - i / 1000]) for i in range(50)))
+    (tmp_path / ".sensitivity.html.a1b2_c3d").write_text("left by a process that was killed")
     found.save(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["sensitivity.html", "sensitivity.json"]
     page = (tmp_path / "sensitivity.html").read_text()
     assert page.count("<svg") == 40
     assert "The charts show the first 40 of 50 groups." in page

@@ -92,6 +92,29 @@ def test_dimensions_that_share_an_attribute_are_cut_together() -> None:
     assert plan.attributes[""]["width"] == len(plan.keep["a"])
 
 
+class HeadsOfTwoSizes(nn.Module):
+    """Attention with its sizes in attributes; values are wider than queries and keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads, self.key_size, self.value_size = 3, 6, 10
+        self.qkv, self.out = nn.Linear(24, 3 * (2 * 6 + 10)), nn.Linear(30, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        sizes = (self.key_size, self.key_size, self.value_size)
+        q, k, v = self.qkv(x).view(*x.shape[:2], self.heads, sum(sizes)).transpose(1, 2).split(sizes, 3)
+        weights = (q @ k.transpose(-2, -1) * 6**-0.5).softmax(-1)
+        out: Tensor = self.out((weights @ v).transpose(1, 2).reshape(*x.shape[:2], self.heads * self.value_size))
+        return out
+
+
+@pytest.mark.parametrize(("attention", "widths"), [("heads", [3]), (("qk", "v"), [6, 10]), (True, [6, 10])])
+def test_heads_and_their_sizes_in_attributes_are_cut_independently(attention: Any, widths: list[int]) -> None:
+    target = Target(channels=False, attention=attention)
+    groups = check_at_random_widths(HeadsOfTwoSizes(), torch.randn(2, 9, 24), target)
+    assert sorted(g.width for g in groups) == widths
+
+
 class ParityOfWidth(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 import compress
 from cases import distance, randomise_, run
+from compress.surgery import verify_plan
 from compress.surgery.verify import random_widths
 
 
@@ -113,3 +114,23 @@ def test_model_that_cannot_be_sliced_is_refused() -> None:
     groups = compress.find_groups(FixedAttribute(), torch.randn(2, 5))
     assert not len(groups)
     assert any("cannot be sliced: ValueError: the width is fixed" in r.reason for r in groups.refused)
+
+
+class BranchOnOneWidth(nn.Module):
+    """Its own code calls no operator at the dense width, nor at the small ones that find_groups tries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.last = nn.Linear(5, 32), nn.Linear(32, 24), nn.Linear(24, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        out: Tensor = self.last(self.b(1.7 * h if 12 <= h.shape[-1] < 32 else h))
+        return out
+
+
+def test_group_at_fault_is_found_where_the_trace_saw_no_operator() -> None:
+    model = BranchOnOneWidth()
+    groups = compress.find_groups(model, torch.randn(2, 5))
+    plan = compress.Plan.build(model, groups, {"a": range(20), "b": range(10)})
+    assert [*verify_plan(model, groups, plan)] == ["a"]

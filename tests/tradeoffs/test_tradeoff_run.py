@@ -152,6 +152,7 @@ def test_killed_trade_off_keeps_its_points_and_the_search(tmp_path: Path, monkey
     monkeypatch.setattr(Run, "finetune", killed_at_second)
     with pytest.raises(Killed):
         compress.tradeoff(dense(), recipe, BUDGETS, workdir=tmp_path, quiet=True, **given)
+    (tmp_path / ".tradeoff.json.a1b2_c3d").write_text("half of a fi")
     monkeypatch.setattr(Run, "search", lambda *_: pytest.fail("searched again"))
     resumed = compress.tradeoff(dense(), recipe, [*BUDGETS, "30%"], workdir=tmp_path, resume=True, quiet=True, **given)
     assert len(calls) == 5  # the second again, the third and the new one
@@ -161,6 +162,7 @@ def test_killed_trade_off_keeps_its_points_and_the_search(tmp_path: Path, monkey
     written = json.loads((tmp_path / "tradeoff.json").read_text())
     assert [point["budget"] for point in written["points"]] == [{"macs": b} for b in (0.8, 0.6, 0.4, 0.3)]
     assert "<svg" in (tmp_path / "tradeoff.html").read_text()
+    assert not list(tmp_path.glob(".tradeoff*"))  # unfinished writes
     with pytest.raises(FileExistsError, match="holds a trade-off: continue with resume=True"):
         compress.tradeoff(dense(), recipe, BUDGETS, workdir=tmp_path, quiet=True, **given)
 
