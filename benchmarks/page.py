@@ -16,7 +16,8 @@ from typing import Any, Protocol, cast
 from . import results
 
 NAMES = [
-    *("accuracy", "vs_scratch", "cifar", "transformer", "ranking", "compensate", "repair", "coverage", "sweep"),
+    *("accuracy", "vs_scratch", "cifar", "transformer", "ranking", "compensate"),
+    *("repair", "repair_steps", "coverage", "sweep"),
     *(
         "surgery",
         "scale",

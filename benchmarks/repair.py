@@ -7,8 +7,7 @@ benchmarks/vit.py are calibrated on 1024 training images and measured on 2000 te
 calibrated on 500 ImageNet photographs and measured on the other 500. Every row cuts with `ranking: auto`. The seconds
 are CPU seconds of the repair alone. An interrupted run resumes where it stopped.
 
-`--steps` also measures ResNet-20 at 50 and 35 % of the MACs after 0, 10, 30, 100 and 300 fine-tuning steps with the
-dense network as teacher, plain and repaired.
+`python -m benchmarks.repair_steps` measures the accuracy after some fine-tuning.
 
 `least squares, largest` keeps the dimensions that the ranking keeps; `least squares` keeps as many, but those that best
 predict the others, as `compress.prune` does.
@@ -36,7 +35,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import compress
 from compress.budget import choose_widths
 from compress.errors import BudgetError
 from compress.graph import Groups
@@ -65,7 +63,6 @@ SUMMARY = {
 SEARCHES = ("magnitude", "taylor")
 REPAIRS = ("plain", "mean", "least squares, largest", "least squares")
 TAYLOR_BATCHES = 8
-STEPS = (0, 10, 30, 100, 300)
 Row = dict[str, Any]
 
 
@@ -183,43 +180,52 @@ def _narrowest(groups: Groups, keep: Any) -> float:
 TP_IMPORTANCES = {"magnitude": tp.importance.GroupMagnitudeImportance, "taylor": tp.importance.GroupTaylorImportance}
 
 
-def measure_torch_pruning(name: str, subject: Subject, groups: Groups) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """Yield the rows of Torch-Pruning; it cuts the dimensions of the layers that ours cuts."""
+def cut_with_torch_pruning(
+    subject: Subject, groups: Groups, macs_left: float, method: str, global_pruning: bool
+) -> nn.Module:
+    """Return a copy that Torch-Pruning has cut to the MACs, in the dimensions of the layers that ours cuts."""
+    model, example = copy.deepcopy(subject.model), subject.images[:1]
+    modules = dict(model.named_modules())
     written = {slot.tensor.rpartition(".")[0] for group in groups for slot in group.output_slots}
+    cut_layers = {id(modules[path]) for path in written if path in modules}
+    layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
+    heads = qkv_heads(model)
+    for attention in [m for m in model.modules() if hasattr(m, "fused_attn")]:
+        attention.fused_attn = False  # the fused kernel would scale the logits by the new width
+    pruner = tp.pruner.BasePruner(
+        model,
+        example,
+        importance=TP_IMPORTANCES[method](),
+        global_pruning=global_pruning,
+        pruning_ratio=1.0,
+        iterative_steps=200,
+        ignored_layers=[m for m in layers if id(m) not in cut_layers],
+        num_heads=heads,
+        prune_head_dims=bool(heads),
+        in_channel_groups={},
+        out_channel_groups={},
+    )
+    if method == "taylor":
+        for x, y in zip(subject.batches[:TAYLOR_BATCHES], torch.split(subject.labels, subject.batch), strict=False):
+            (F.cross_entropy(model(x), y) / TAYLOR_BATCHES).backward()
+    dense_macs = count_macs(model, example)
+    while count_macs(model, example) > macs_left * dense_macs:
+        pruner.step()
+        set_widths_(model)
+    return model
+
+
+def measure_torch_pruning(name: str, subject: Subject, groups: Groups) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """Yield the rows of Torch-Pruning."""
 
     def measure(macs_left: float, method: str, global_pruning: bool) -> Row:
-        model, example = copy.deepcopy(subject.model), subject.images[:1]
-        modules = dict(model.named_modules())
-        cut_layers = {id(modules[path]) for path in written if path in modules}
-        layers = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
-        heads = qkv_heads(model)
-        for attention in [m for m in model.modules() if hasattr(m, "fused_attn")]:
-            attention.fused_attn = False  # the fused kernel would scale the logits by the new width
-        pruner = tp.pruner.BasePruner(
-            model,
-            example,
-            importance=TP_IMPORTANCES[method](),
-            global_pruning=global_pruning,
-            pruning_ratio=1.0,
-            iterative_steps=200,
-            ignored_layers=[m for m in layers if id(m) not in cut_layers],
-            num_heads=heads,
-            prune_head_dims=bool(heads),
-            in_channel_groups={},
-            out_channel_groups={},
-        )
-        if method == "taylor":
-            for x, y in zip(subject.batches[:TAYLOR_BATCHES], torch.split(subject.labels, subject.batch), strict=False):
-                (F.cross_entropy(model(x), y) / TAYLOR_BATCHES).backward()
-        dense_macs, start = count_macs(model, example), time.process_time()
-        while count_macs(model, example) > macs_left * dense_macs:
-            pruner.step()
-            set_widths_(model)
-        seconds = time.process_time() - start
+        start = time.process_time()
+        model = cut_with_torch_pruning(subject, groups, macs_left, method, global_pruning)
+        seconds, example = time.process_time() - start, subject.images[:1]
         return {
             "accuracy": subject.accuracy(model),
             "seconds": seconds,
-            "macs": count_macs(model, example) / dense_macs,
+            "macs": count_macs(model, example) / count_macs(subject.model, example),
         }
 
     for macs_left, method, is_global in product(MACS_LEFT[name], TP_IMPORTANCES, (False, True)):
@@ -256,52 +262,6 @@ def _priority(key: str) -> int:
     return next((i for i, part in enumerate(first) if part in key), len(first))
 
 
-def run_steps(options: argparse.Namespace, rows: dict[str, Row]) -> Iterator[None]:
-    """Measure accuracy over fine-tuning steps of ResNet-20, plain, repaired and from Torch-Pruning's cut."""
-    subject = load_subject("resnet20", options)
-    groups = find_groups(subject.model, subject.images[:1], subject.target)
-    train = data.CropFlipDataset(*data.load_cifar10(options.data, "train", 1000 if options.quick else 20000))
-    importance = importance_of("magnitude", subject, groups)
-    for macs_left, repair in product((0.5, 0.35), ("plain", "least squares")):
-        key = f"steps {macs_left} {repair}"
-        if key in rows:
-            continue
-        ranking = search.config_class("magnitude")(method="magnitude").ranking_for(groups, "macs")
-        start, _, _ = cut(subject, groups, importance, macs_left, ranking, repair)
-        accuracies = {}
-        for steps in (0, 10) if options.quick else STEPS:
-            model = copy.deepcopy(start)
-            if steps:
-                fine_tune_(model, subject.model, train, steps)
-            accuracies[str(steps)] = subject.accuracy(model)
-            print(key, steps, accuracies[str(steps)], flush=True)
-        rows[key] = {"accuracies": accuracies}
-        yield
-
-
-def fine_tune_(model: nn.Module, teacher: nn.Module, train: TensorDataset, steps: int) -> None:
-    """Train with SGD, cosine decay and the teacher's predictions, as `finetune` does."""
-    torch.manual_seed(0)
-    loader = DataLoader(train, 64, shuffle=True, drop_last=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=5e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    model.train()
-    done = 0
-    while done < steps:
-        for x, _ in loader:
-            with torch.no_grad():
-                expected = teacher(x)
-            loss = compress.distillation(model(x), expected, 4)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-            done += 1
-            if done == steps:
-                break
-    model.eval()
-
-
 def best_rival(rows: Mapping[str, Row], name: str, macs_left: float) -> tuple[float, str] | None:
     """Return the best accuracy of Torch-Pruning, and how it was reached."""
     start = f"{name} {macs_left} tp "
@@ -331,7 +291,7 @@ def summary(content: dict[str, Any]) -> results.ResultTable:
 
 
 def tables(content: dict[str, Any]) -> list[results.ResultTable]:
-    """Return one table per network, and the accuracy over fine-tuning steps."""
+    """Return one table per network."""
     rows, all_tables = content["rows"], []
     for name, fractions in MACS_LEFT.items():
         if f"{name} dense" not in rows:
@@ -362,21 +322,12 @@ def tables(content: dict[str, Any]) -> list[results.ResultTable]:
             "Torch-Pruning's best, %",
         )
         all_tables.append(results.ResultTable(head, lines, title))
-    curves = {key: row["accuracies"] for key, row in rows.items() if key.startswith("steps ")}
-    if curves:
-        lines = [
-            [f"{float(key.split()[1]):.0%}", key.split(maxsplit=2)[2], *(f"{100 * curve[s]:.1f}" for s in curve)]
-            for key, curve in curves.items()
-        ]
-        head = ("MACs left", "repair", *(f"{s} steps" for s in next(iter(curves.values()))))
-        all_tables.append(results.ResultTable(head, lines, "ResNet-20, magnitude: accuracy after fine-tuning steps, %"))
     return all_tables
 
 
 def main() -> None:
     parser = results.make_parser(__doc__, data=True)
     parser.add_argument("--only", nargs="+", choices=MACS_LEFT, default=list(MACS_LEFT), help="networks to measure")
-    parser.add_argument("--steps", action="store_true", help="also measure accuracy over fine-tuning steps")
     vit.add_options(parser)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -384,7 +335,6 @@ def main() -> None:
     rows: dict[str, Row] = {} if options.quick else results.load(file).get("rows", {})
     names = ["resnet20"] if options.quick else options.only
     stages = [run_network(name, options, rows) for name in names]
-    stages += [run_steps(options, rows)] if options.steps or options.quick else []
     for stage in stages:
         for _ in stage:
             results.save(file, {"rows": rows})
