@@ -153,8 +153,8 @@ def smallest_cost(decisions: Sequence[Decision], costs: CandidateCosts) -> float
 
 def _within_limits(decisions: Sequence[Decision], limits: Sequence[OperationLimit]) -> dict[str, str] | None:
     """Return options within all limits; None if none were found."""
-    found = [within_limit(decisions, limit.costs, limit.room) for limit in limits]
-    fitting = [c for c in found if c is not None and all(limit.cost(c) <= limit.room for limit in limits)]
+    choices = [within_limit(decisions, limit.costs, limit.room) for limit in limits]
+    fitting = [c for c in choices if c is not None and all(limit.cost(c) <= limit.room for limit in limits)]
     if not fitting and len(limits) > 1:  # the sum of the largest fractions bounds the fraction of every limit
         largest = {
             group: {

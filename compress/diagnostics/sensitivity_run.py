@@ -59,8 +59,8 @@ def sensitivity(
 
     >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 6 * 6, 10))
     >>> val = [(torch.randn(8, 3, 8, 8), torch.randint(10, (8,))) for _ in range(4)]
-    >>> found = sensitivity(model, val, widths=["50%", "25%"], quiet=True)
-    >>> [(group.name, [point.width for point in group.points]) for group in found]
+    >>> sensitivities = sensitivity(model, val, widths=["50%", "25%"], quiet=True)
+    >>> [(group.name, [point.width for point in group.points]) for group in sensitivities]
     [('0', [8, 4])]
 
     Args:
@@ -221,10 +221,10 @@ def _check_arguments(widths: Sequence[float | str], batches: int, data: Any, rec
         NotReady: an argument is invalid; the message lists all problems.
     """
     problems = loader_problems(data, "data")
-    given = list(widths) if isinstance(widths, (list, tuple)) else [widths]
-    fractions = [parse_fraction(width) for width in given]
+    width_list = list(widths) if isinstance(widths, (list, tuple)) else [widths]
+    fractions = [parse_fraction(width) for width in width_list]
     if not fractions or not all(fraction is not None and 0 < fraction <= 1 for fraction in fractions):
-        wrong = [w for w, f in zip(given, fractions, strict=True) if f is None or not 0 < f <= 1]
+        wrong = [w for w, f in zip(width_list, fractions, strict=True) if f is None or not 0 < f <= 1]
         got = ", ".join(map(repr, wrong)) or "none"
         problems.append(f'widths: expected fractions of a width, as 0 < x <= 1 or "50%"; got {got}')
     if isinstance(batches, bool) or not isinstance(batches, int) or batches < 1:

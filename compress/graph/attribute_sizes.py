@@ -156,12 +156,12 @@ UNFLATTENS = frozenset({Tensor.unflatten, torch.unflatten})
 
 def attribute_sizes_in(args: Any, kwargs: Any) -> list[AttributeSize]:
     """Return the `AttributeSize`s among the arguments of a function, their items, and the bounds of slices."""
-    found: list[AttributeSize] = []
+    sizes: list[AttributeSize] = []
     for arg in (*args, *(kwargs or {}).values()):
         for item in arg if type(arg) in (list, tuple, torch.Size) else (arg,):
             bounds = (item.start, item.stop, item.step) if type(item) is slice else (item,)
-            found += [value for value in bounds if type(value) is AttributeSize]
-    return found
+            sizes += [value for value in bounds if type(value) is AttributeSize]
+    return sizes
 
 
 def uses_by_position(

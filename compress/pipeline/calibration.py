@@ -113,15 +113,15 @@ class CalibrationData:
         Raises:
             BatchError: a single image is not a batch.
         """
-        given = self.given
-        if isinstance(given, Tensor):
-            if given.ndim < 2:
-                raise BatchError(f"calibration: expected a batch of inputs; got {describe_value(given)}")
-            yield from torch.split(given, BATCH_SIZE)
+        inputs_source = self.given
+        if isinstance(inputs_source, Tensor):
+            if inputs_source.ndim < 2:
+                raise BatchError(f"calibration: expected a batch of inputs; got {describe_value(inputs_source)}")
+            yield from torch.split(inputs_source, BATCH_SIZE)
             return
-        with reproducible_reading(given):
-            seed_loader(given, derive_seed(self.engine.seed, "calibration"), 0)
-            for batch in given:
+        with reproducible_reading(inputs_source):
+            seed_loader(inputs_source, derive_seed(self.engine.seed, "calibration"), 0)
+            for batch in inputs_source:
                 inputs = self._inputs_of(batch)
                 yield from split_batch(inputs, -(-(batch_size_of(inputs) or 1) // BATCH_SIZE))
 

@@ -31,8 +31,8 @@ def start_from_scratch_(run: RunContext) -> None:
         if is_rebuilt(run.compact, run.recipe):
             assert isinstance(run.compact, SearchSpace) and report.genotype is not None
             sizes: dict[str, Any] = {"cells": config.cells, "channels": config.channels}
-            given = {name: value for name, value in sizes.items() if value is not None}
-            description = run.compact.describe(report.genotype, **given)
+            chosen_sizes = {name: value for name, value in sizes.items() if value is not None}
+            description = run.compact.describe(report.genotype, **chosen_sizes)
             run.compact.rebuild_(description)
             run.plan = replace(run.plan, network=description)
             report.notes.append(

@@ -214,9 +214,9 @@ def _task_of_hugging_face(model: nn.Module, task: Task, train: Iterable[Any] | N
         return task
     from compress.hf import task as task_of_model
 
-    found = task_of_model(model, train, task.val)
+    model_task = task_of_model(model, train, task.val)
     has_labels = any("label" in str(name) for name in batch)
-    return found if has_labels or type(found) is not Classification else task
+    return model_task if has_labels or type(model_task) is not Classification else task
 
 
 def _find_test(recipe: Recipe, inputs: UserInputs) -> Iterable[Any] | None:

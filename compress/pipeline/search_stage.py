@@ -95,8 +95,8 @@ def train_search(run: RunContext, search: Search, stage: Literal["search", "oper
 def finish_search(run: RunContext, search: Search) -> SearchResult:
     """Return the result of a search, the same on all processes, and fold the scores into the network."""
     search.finish()
-    found = {name: value.detach().double().cpu() for name, value in search.importance().items()}
-    importance, notes, kernels = broadcast_object((found, search.notes(), search.smaller_kernels()))
+    local_importance = {name: value.detach().double().cpu() for name, value in search.importance().items()}
+    importance, notes, kernels = broadcast_object((local_importance, search.notes(), search.smaller_kernels()))
     fold_(run.compact)
     broadcast_module_(run.compact)
     run.compact.eval()

@@ -198,12 +198,12 @@ def _fits(op: Any, value: Any, character: str, flags: int) -> bool:
     if op is opcodes.LITERAL:
         return value in codes
     negated = bool(value) and value[0][0] is opcodes.NEGATE
-    found = False
+    is_member = False
     for kind, item in value[negated:]:
         if kind is opcodes.LITERAL:
-            found |= item in codes
+            is_member |= item in codes
         elif kind is opcodes.RANGE:
-            found |= any(item[0] <= code <= item[1] for code in codes)
+            is_member |= any(item[0] <= code <= item[1] for code in codes)
         else:
-            found |= re.match(CATEGORIES[item], character, flags & re.ASCII) is not None
-    return found != negated
+            is_member |= re.match(CATEGORIES[item], character, flags & re.ASCII) is not None
+    return is_member != negated

@@ -52,8 +52,8 @@ class AttentionCall:
         """Return the rows that write queries and keys; None if there are none, or the heads differ in number."""
         if self.queries.ndim != 4 or self.keys.ndim != 4 or self.queries.shape[1::2] != self.keys.shape[1::2]:
             return None
-        found = [_rows_of(x, self.linear_calls) for x in (self.queries, self.keys)]
-        return None if found[0] is None or found[1] is None else (found[0], found[1])
+        head_rows = [_rows_of(x, self.linear_calls) for x in (self.queries, self.keys)]
+        return None if head_rows[0] is None or head_rows[1] is None else (head_rows[0], head_rows[1])
 
 
 class AttentionCalls(TorchFunctionMode):
@@ -105,7 +105,7 @@ class AttentionCalls(TorchFunctionMode):
 
 def _rows_of(x: Tensor, calls: tuple[LinearCall, ...]) -> HeadRows | None:
     """Return the rows that write a tensor of queries or keys; None if no layer does, or it is ambiguous."""
-    width, found = x.shape[-1], list[HeadRows]()
+    width, head_rows = x.shape[-1], list[HeadRows]()
     for call in calls:
         y = call.output
         if y.ndim != 3 or y.shape[-1] < width or y.dtype != x.dtype:
@@ -122,6 +122,6 @@ def _rows_of(x: Tensor, calls: tuple[LinearCall, ...]) -> HeadRows | None:
             index = torch.tensor(starts, device=x.device)[:, None] + torch.arange(width, device=x.device)
             if torch.equal(tokens[..., index].transpose(1, 2), x):
                 firsts = tuple(call.first_row + start for start in starts)
-                found.append(HeadRows(call.weight, call.bias, firsts, width))
+                head_rows.append(HeadRows(call.weight, call.bias, firsts, width))
                 break
-    return found[0] if len(found) == 1 else None
+    return head_rows[0] if len(head_rows) == 1 else None

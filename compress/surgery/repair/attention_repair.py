@@ -108,16 +108,16 @@ def repair_queries_and_keys_(
     written = {name: t for name, t in tensors.items() if 0 in plan.slices.get(name, {}) and t.ndim <= 2}
     if not any(t.ndim == 2 for t in written.values()):
         return [], {}
-    found: tuple[list[_Attention], list[AttentionRepair]] = ([], [])
+    attentions: list[_Attention] = []
+    failures: list[AttentionRepair] = []
     if rank() == 0 and batches:
-        found = _find(model, reference, plan, written, batches[0], forward)
-        invariant = _invariant(reference, found[0], batches[0], forward)
-        not_invariant = [a for a in found[0] if a not in invariant]
+        candidates, failures = _find(model, reference, plan, written, batches[0], forward)
+        attentions = _invariant(reference, candidates, batches[0], forward)
         reason = "its queries and keys are changed before the logits, or read by others"
-        found = invariant, [*found[1], *(AttentionRepair(a.name, reason=reason) for a in not_invariant)]
-    attentions, left = broadcast_object(found)
+        failures += [AttentionRepair(a.name, reason=reason) for a in candidates if a not in attentions]
+    attentions, failures = broadcast_object((attentions, failures))
     attentions = [a for a in attentions if is_within(a.name)]
-    results = [a for a in left if is_within(a.name)]
+    results = [a for a in failures if is_within(a.name)]
     if not attentions:
         return results, {}
     moments = _moments(reference, written, attentions, batches, forward)
@@ -151,7 +151,7 @@ def _find(
     cut_widths: list[int] = []
     with AttentionCalls({}, lambda position, call: cut_widths.append(call.queries.shape[-1])):
         forward(model, batch)
-    found: list[_Attention] = []
+    attentions: list[_Attention] = []
     unknown: dict[int, AttentionCall] = {}
 
     def examine(position: int, call: AttentionCall) -> None:
@@ -162,21 +162,21 @@ def _find(
         kept, kept_keys = (_kept_dimensions(plan, part) for part in rows)
         fewest, most = min(map(len, kept)), max(map(len, kept))
         if kept == kept_keys and 0 < fewest == most < rows[0].width:
-            found.append(_Attention(position, *rows, kept))
+            attentions.append(_Attention(position, *rows, kept))
 
     with AttentionCalls(written, examine) as calls:
         forward(reference, batch)
-    left: list[AttentionRepair] = []
+    failures: list[AttentionRepair] = []
     for position, call in unknown.items() if calls.count == len(cut_widths) else ():
         if call.linear_calls and cut_widths[position] < call.queries.shape[-1]:
             name = call.linear_calls[0].weight.rpartition(".")[0]
-            left.append(AttentionRepair(name, reason="its queries and keys are not plain outputs of linear layers"))
+            failures.append(AttentionRepair(name, reason="its queries and keys are not plain outputs of linear layers"))
     reused = {weight for (weight, _), count in calls.uses.items() if count > 1}
-    users = Counter(weight for attention in found for weight in attention.weights)
+    users = Counter(weight for attention in attentions for weight in attention.weights)
     reused |= {weight for weight, count in users.items() if count > 1}
     reason = "its projections are used more than once"
-    left += [AttentionRepair(a.name, reason=reason) for a in found if a.weights & reused]
-    return [a for a in found if not a.weights & reused], left
+    failures += [AttentionRepair(a.name, reason=reason) for a in attentions if a.weights & reused]
+    return [a for a in attentions if not a.weights & reused], failures
 
 
 def _with_compact_forms(reference: nn.Module, plan: Plan) -> nn.Module:

@@ -89,8 +89,8 @@ def fit_logits(fit: LogitMoments, held_out: LogitMoments, kept: Tensor, *, exact
     """
     width = fit.queries.shape[-1]
     selection = torch.eye(width, dtype=torch.float64, device=kept.device)[kept].mT
-    given = LogitFit(selection, selection, held_out.error(selection, selection), None)
-    best = given
+    unchanged = LogitFit(selection, selection, held_out.error(selection, selection), None)
+    best = unchanged
     for ridge in (*RIDGES, *[WEAKEST_RIDGE] * exact):
         a, b = best_of_rank(fit, kept.shape[1], ridge)
         error = held_out.error(a, b)
@@ -98,7 +98,7 @@ def fit_logits(fit: LogitMoments, held_out: LogitMoments, kept: Tensor, *, exact
             best = LogitFit(a, b, error, ridge)
     if best.ridge is not None:
         best = LogitFit(*best_of_rank(fit + held_out, kept.shape[1], best.ridge), best.error, best.ridge)
-    return given, best
+    return unchanged, best
 
 
 def best_of_rank(moments: LogitMoments, rank: int, ridge: float) -> tuple[Tensor, Tensor]:

@@ -108,8 +108,8 @@ def solve(fit: Sums, held_out: Sums, weight: Tensor, bias: Tensor, *, exact: boo
         bias: b of the given weights, of shape (groups, O).
         exact: also try the weakest ridge; for samples in double precision.
     """
-    given = Fit(weight, bias, relative_error(held_out, weight, bias), None)
-    training, best = fit.centered(), given
+    unchanged = Fit(weight, bias, relative_error(held_out, weight, bias), None)
+    training, best = fit.centered(), unchanged
     for ridge in (*RIDGES, *[WEAKEST_RIDGE] * exact):
         solution = _ridge_solution(training, weight, ridge)
         error = relative_error(held_out, *solution)
@@ -117,7 +117,7 @@ def solve(fit: Sums, held_out: Sums, weight: Tensor, bias: Tensor, *, exact: boo
             best = Fit(*solution, error, ridge)
     if best.ridge is not None:
         best = Fit(*_ridge_solution((fit + held_out).centered(), weight, best.ridge), best.error, best.ridge)
-    return given, best
+    return unchanged, best
 
 
 def _ridge_solution(centered: Sums, weight: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
