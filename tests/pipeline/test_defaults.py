@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import compress
 from compress import Recipe
-from compress.pipeline.preflight import prefers_adamw
+from compress.pipeline.preflight import TrainingTrial, prefers_adamw
 from compress.recipe import complete_recipe, config_class
 from compress.training import Classification, Unlabelled, as_batches, has_labels
 
@@ -51,6 +52,18 @@ def test_budget_alone_with_labels_is_the_default_recipe(recipe: Any) -> None:
     assert completed.finetune == same.finetune and completed.compensate is False
     assert completed.search.method == "netslim" and completed.search.gamma == "auto"
     assert completed.finetune.distill.weight == completed.search.distill.weight == 8
+
+
+@pytest.mark.parametrize(("durations", "fewest", "most"), [([0.4, 0.02, 0.02], 0.02, 0.3), ([1.1], 1.1, 1.6)])
+def test_forecast_is_not_that_of_a_disturbed_step(durations: list[float], fewest: float, most: float) -> None:
+    class Steps(TrainingTrial):
+        def __init__(self) -> None:
+            self.durations = iter(durations)
+
+        def _step(self) -> None:
+            time.sleep(next(self.durations))
+
+    assert fewest <= Steps().step_seconds() <= most
 
 
 def test_default_run_trains_with_the_teacher_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
