@@ -214,7 +214,8 @@ def run_pruning(
         and (finished := _load_finished(model, recipe, inputs, folder, device)) is not None
     ):
         return finished
-    with Run.start(model, recipe, inputs, device=device, workdir=folder, resume=resume, quiet=quiet) as run:
+    options: dict[str, Any] = {"device": device, "workdir": folder, "resume": resume, "quiet": quiet}
+    with Run.start(model, recipe, inputs, **options, announces=shared is None) as run:
         run.try_export()
         if recipe.target.operations:
             run.evaluate_dense()

@@ -70,11 +70,14 @@ class RunContext:
             *describe_data_use(recipe, checked, self.data, is_automatic),
             *_describe_unsearched_choices(model, recipe),
         ]
-        for note in self.data_notes:
-            engine.display.message(note)
         self.plan, self.round_index = Plan({}, {}), 0
         self.report: Report | None = None
         self.resume_point: ResumePoint | None = None  # until the stage that was stopped takes it
+
+    def announce(self) -> None:
+        """Print what the run will do with its data."""
+        for note in self.data_notes:
+            self.engine.display.message(note)
 
     @property
     def current_round(self) -> Round:

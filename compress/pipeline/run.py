@@ -84,8 +84,12 @@ class Run(RunContext):
         workdir: Path | None,
         resume: bool,
         quiet: bool,
+        announces: bool = True,
     ) -> Iterator[Run]:
         """Check everything, claim the working directory and yield the run, resumed from its checkpoint if asked.
+
+        Args:
+            announces: whether to print what the run will do with its data.
 
         Raises:
             NotReady: something is missing or does not fit; the message lists all problems.
@@ -106,6 +110,8 @@ class Run(RunContext):
             processes = ProcessCount(started_with or world_size(), world_size(), engine.batches_per_step)
             engine.batches_per_step = processes.batches_per_step
             run = cls(model, recipe, engine, inputs, processes)
+            if announces:
+                run.announce()
             if workdir is not None and identity is not None:
                 sizes = DataSizes(total_batches(run.data.train), num_batches(run.task.val), world_size())
                 full_identity = identity.with_data(sizes, run.task)

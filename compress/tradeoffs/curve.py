@@ -18,7 +18,7 @@ from compress.formatting import format_count, format_metric, printable
 from compress.recipe import Budget, parse_allowed_loss, read_budget
 from compress.report import NetworkNumbers
 
-UNKNOWN = "no validation data, and outputs without classes"
+NOT_MEASURED = "neither validation data nor enough inputs to compare classes with those of the dense network"
 
 
 @dataclass(repr=False)
@@ -109,7 +109,7 @@ class Curve:
                 f'Did you mean "{allowed:g}%"?'
             )
         if self.metric is None:
-            raise BudgetError(f"pick: there is nothing to compare ({UNKNOWN}); give val=LOADER")
+            raise BudgetError(f"pick: nothing was measured: {NOT_MEASURED}. Give val=LOADER, or --data in a shell")
         good = [p for p in self.points if self.value(self.dense) - self.value(p.numbers) <= allowed + 1e-12]
         if good:
             return good[-1]

@@ -22,7 +22,7 @@ from compress.recipe import Budget, Recipe, read_budget
 from compress.storage import CheckpointStore, is_temporary_file, remove_temporary_files, write_atomic
 from compress.training import TaskLike
 
-from .curve import Curve, Point
+from .curve import NOT_MEASURED, Curve, Point
 from .page import render_curve
 
 DEFAULT_BUDGETS = ("90%", "80%", "70%", "60%", "50%", "40%", "30%")
@@ -103,6 +103,8 @@ def tradeoff(
     searches = "one search served all budgets" if can_share_search(completed) else "every budget had its own search"
     notes = [f"{completed.search.method}: {searches}", f"{search_time:.0f} s before the first cut"]
     curve = Curve(points, settings.budget.unit, notes)
+    if curve.metric is None:
+        curve.notes.append(f"no metric: {NOT_MEASURED}")
     if folder is not None and not rank():
         remove_temporary_files(folder)
         write_atomic(folder / JSON_FILE, curve.to_json().encode())

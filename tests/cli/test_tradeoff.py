@@ -7,13 +7,15 @@ import torchvision
 
 from helpers.commands import RESNET18, run
 
+WITH_INPUTS = ["--model", "torchvision:resnet18", "--input", "16,3,32,32"]
+
 
 def test_trade_off_prints_a_table_and_picks(monkeypatch, capsys, tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text("budget: {macs: 50%}\ntiming: {repeats: 3, batch_size: 1}\n")
     weights = tmp_path / "dense.pt"
     torch.save(torchvision.models.resnet18().state_dict(), weights)
-    words = ["tradeoff", *RESNET18, "--weights", str(weights), "--recipe", str(recipe), "--budgets", "80%, 50%"]
+    words = ["tradeoff", *WITH_INPUTS, "--weights", str(weights), "--recipe", str(recipe), "--budgets", "80%, 50%"]
     folder = tmp_path / "curve"
     code, out, err = run(monkeypatch, capsys, *words, "--workdir", str(folder), "--quiet", "--pick", "100%")
     assert code == 0, err
@@ -29,7 +31,7 @@ def test_trade_off_prints_a_table_and_picks(monkeypatch, capsys, tmp_path):
 
 
 def test_pick_that_no_network_meets_ends_with_1(monkeypatch, capsys, tmp_path):
-    words = ["tradeoff", *RESNET18, "--recipe", "magnitude_half", "--budgets", "20%", "--quiet", "--pick", "0%"]
+    words = ["tradeoff", *WITH_INPUTS, "--recipe", "magnitude_half", "--budgets", "20%", "--quiet", "--pick", "0%"]
     code, _, err = run(monkeypatch, capsys, *words, "--workdir", str(tmp_path / "curve"))
     assert code == 1, err
     assert "no network loses at most 0%" in err
@@ -57,7 +59,9 @@ def test_trade_off_without_a_recipe_needs_no_data(monkeypatch, capsys, tmp_path)
     words = ["tradeoff", *RESNET18, "--budgets", "70%", "--quiet", "--json", "--workdir", str(tmp_path / "curve")]
     code, out, err = run(monkeypatch, capsys, *words)
     assert code == 0, err
-    assert json.loads(out)["notes"][0] == "magnitude: one search served all budgets"
+    curve = json.loads(out)
+    assert curve["notes"][0] == "magnitude: one search served all budgets"
+    assert curve["metric"] is None and "no metric: neither validation data nor" in curve["notes"][-1]
 
 
 def test_pick_that_is_no_loss_is_refused_before_the_first_network(monkeypatch, capsys, tmp_path):

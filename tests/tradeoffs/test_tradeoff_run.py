@@ -202,3 +202,18 @@ def test_foreign_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match=r"expected an empty or missing directory; it holds thesis\.tex"):
         compress.tradeoff(dense(), {}, ["50%"], example_inputs=torch.randn(1, 1, 8, 8), workdir=tmp_path)
     assert issubclass(compress.Curve, Curve)
+
+
+def test_few_example_inputs_are_not_compared_and_what_the_run_does_is_said_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = {"search": "magnitude", "timing": TIMING}
+    images = next(iter(loaders()[0]))[0]
+    one = compress.tradeoff(dense(), recipe, ["80%", "60%"], example_inputs=images[:1])
+    assert one.metric is None and one.notes[-1].startswith("no metric: neither validation data nor enough inputs")
+    assert capsys.readouterr().err.count("no training data") <= 1
+    many = compress.tradeoff(dense(), recipe, ["80%"], example_inputs=images[:16], quiet=True)
+    assert many.metric == "agreement"
+    default = compress.tradeoff(dense(), {"timing": TIMING}, ["80%", "60%"], example_inputs=images[:1])
+    assert len(default) == 2
+    assert capsys.readouterr().err.count("no training data") == 1
