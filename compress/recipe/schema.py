@@ -69,7 +69,9 @@ class Recipe(StrictModel):
     export: Export | None = Field(None, description="a verified ONNX file in the working directory (default: none)")
     engine: EngineConfig = Field(default_factory=lambda: EngineConfig())
     task: str | None = Field(
-        None, description="package.module:factory of a Task (default: classification from the data loaders)"
+        None,
+        description="package.module:factory of a Task, which commands take from --task only (default: classification "
+        "from the data loaders)",
     )
     data: Data = Field(default_factory=lambda: Data())
     seed: int = Field(0, ge=0, lt=2**63)

@@ -282,7 +282,9 @@ class Data(StrictModel):
     """Named data loaders, for the command line and for recipes that are run without Python code."""
 
     source: str | None = Field(
-        None, description="digits, cifar10:FOLDER, cifar100:FOLDER, folder:FOLDER or package.module:factory"
+        None,
+        description="digits, cifar10:FOLDER, cifar100:FOLDER, folder:FOLDER or package.module:factory, which commands "
+        "take from --data only",
     )
     batch_size: int = Field(128, ge=1, le=MAX_COUNT)
     size: int | None = Field(
