@@ -42,3 +42,22 @@ def test_default_type_is_restored_after_an_error() -> None:
     with pytest.raises(RuntimeError), double_precision():
         torch.zeros(2).view(3)
     assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize("groups", [1, 4, 8])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_convolutions_in_channels_last_give_the_same_numbers_and_strides(groups: int, by_name: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 7, 5, dtype=torch.float64).to(memory_format=torch.channels_last)
+    weight = torch.randn(8, 8 // groups, 3, 3, dtype=torch.float64)
+
+    def run() -> Tensor:
+        if by_name:
+            return F.conv2d(input=x, weight=weight, stride=2, padding=1, groups=groups)
+        return F.conv2d(x, weight, None, 2, 1, 1, groups)
+
+    expected = run()
+    with double_precision():
+        result = run()
+    assert torch.allclose(result, expected, rtol=1e-13, atol=1e-13)
+    assert result.stride() == expected.stride()
