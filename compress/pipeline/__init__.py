@@ -4,7 +4,7 @@
 files hold what the stages need: checks before the start, the working directory, the budget of a round.
 """
 
-from .agreement import AGREEMENT, add_agreement_
+from .agreement import AGREEMENT, FEWEST_EXAMPLES, add_agreement_
 from .exact_plan import choose_exact_plan
 from .export import check_export, export_network
 from .from_scratch import start_from_scratch_
@@ -18,6 +18,7 @@ from .workdir import IDENTITY_FILE, RunIdentity, check_workdir, export_differenc
 
 __all__ = [
     "AGREEMENT",
+    "FEWEST_EXAMPLES",
     "IDENTITY_FILE",
     "OperationSearch",
     "Run",

@@ -35,7 +35,7 @@ def add_agreement_(run: Run) -> None:
 
 @torch.no_grad()
 def _measure_agreement(run: Run) -> float | None:
-    """Return the fraction of inputs with the same best class; None if there are too few, or outputs are not logits."""
+    """Return the fraction of inputs with the same best class; None if there are few, or the outputs are not logits."""
     sums: Tensor | None = None
     has_batches = run.calibration.given is not None or run.calibration.train is not None
     if not has_batches and (batch_size_of(run.example_inputs) or 0) < FEWEST_EXAMPLES:

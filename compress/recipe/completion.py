@@ -79,8 +79,8 @@ def _shortened(length: Length, batches: int) -> Length:
 
 def _complete_training(config: Any, stage: Stage, prefers_adamw: bool, distill_weight: float | None) -> Any:
     """Return the settings of a training with those of its family in place of what nobody gave."""
-    chosen = config.model_fields_set
-    optimizer = config.optimizer if "optimizer" in chosen else "adamw" if prefers_adamw else "sgd"
+    keys_of_user = config.model_fields_set
+    optimizer = config.optimizer if "optimizer" in keys_of_user else "adamw" if prefers_adamw else "sgd"
     rate = SGD_RATE if optimizer == "sgd" else ADAM_RATES["finetune" if stage == "finetune" else "search"]
     settings: dict[str, Any] = {"optimizer": optimizer, "lr": rate, "weight_decay": WEIGHT_DECAY[optimizer]}
     if stage == "finetune":
@@ -88,7 +88,7 @@ def _complete_training(config: Any, stage: Stage, prefers_adamw: bool, distill_w
     elif getattr(config, "gamma", None) == "auto":  # a number is for settings as in a paper
         settings |= {"schedule": "constant"} if stage == "search" else {}  # operations: cosine, as in the papers
         settings |= {"distill": LogitDistillation(weight=distill_weight)} if distill_weight is not None else {}
-    missing = {key: value for key, value in settings.items() if key not in chosen}
+    missing = {key: value for key, value in settings.items() if key not in keys_of_user}
     return config.model_copy(update=missing)
 
 

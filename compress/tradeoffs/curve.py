@@ -15,10 +15,14 @@ from rich.text import Text
 from compress.api import Pruned
 from compress.errors import BudgetError
 from compress.formatting import format_count, format_metric, printable
+from compress.pipeline import FEWEST_EXAMPLES
 from compress.recipe import Budget, parse_allowed_loss, read_budget
 from compress.report import NetworkNumbers
 
-NOT_MEASURED = "neither validation data nor enough inputs to compare classes with those of the dense network"
+NOT_MEASURED = (
+    "there are no validation data, and agreement with the dense network needs outputs with classes, and calibration "
+    f"data, training data or {FEWEST_EXAMPLES} example inputs"
+)
 
 
 @dataclass(repr=False)

@@ -61,7 +61,7 @@ def test_trade_off_without_a_recipe_needs_no_data(monkeypatch, capsys, tmp_path)
     assert code == 0, err
     curve = json.loads(out)
     assert curve["notes"][0] == "magnitude: one search served all budgets"
-    assert curve["metric"] is None and "no metric: neither validation data nor" in curve["notes"][-1]
+    assert curve["metric"] is None and "needs outputs with classes, and" in curve["notes"][-1]
 
 
 def test_pick_that_is_no_loss_is_refused_before_the_first_network(monkeypatch, capsys, tmp_path):

@@ -54,8 +54,8 @@ def test_budget_alone_with_labels_is_the_default_recipe(recipe: Any) -> None:
     assert completed.finetune.distill.weight == completed.search.distill.weight == 8
 
 
-@pytest.mark.parametrize(("durations", "fewest", "most"), [([0.4, 0.02, 0.02], 0.02, 0.3), ([1.1], 1.1, 1.6)])
-def test_forecast_is_not_that_of_a_disturbed_step(durations: list[float], fewest: float, most: float) -> None:
+@pytest.mark.parametrize("durations", [[0.4, 0.02, 0.02], [1.1]], ids=["disturbed", "slow"])
+def test_forecast_is_the_shortest_of_three_steps_and_makes_one_if_steps_are_slow(durations: list[float]) -> None:
     class Steps(TrainingTrial):
         def __init__(self) -> None:
             self.durations = iter(durations)
@@ -63,7 +63,9 @@ def test_forecast_is_not_that_of_a_disturbed_step(durations: list[float], fewest
         def _step(self) -> None:
             time.sleep(next(self.durations))
 
-    assert fewest <= Steps().step_seconds() <= most
+    assert min(durations) <= Steps().step_seconds()
+    if len(durations) > 1:
+        assert Steps().step_seconds() < max(durations)
 
 
 def test_default_run_trains_with_the_teacher_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,8 +48,8 @@ class ScoreOptimizerOverrides(OptimizerOverrides):
     def for_operations(self, base: TrainingConfig) -> TrainingConfig:
         """Return the training settings of the scores of operations."""
         defaults = {"optimizer": "adam", "lr": 3e-4, "momentum": 0.5, "weight_decay": 1e-3, "schedule": "constant"}
-        chosen = self.model_dump(exclude_unset=True, exclude_none=True)
-        return TrainingConfig(**{"epochs": base.epochs} | defaults | chosen)  # type: ignore[arg-type]
+        settings_of_user = self.model_dump(exclude_unset=True, exclude_none=True)
+        return TrainingConfig(**{"epochs": base.epochs} | defaults | settings_of_user)  # type: ignore[arg-type]
 
 
 def _check_gamma(value: Any) -> Any:
